@@ -1,7 +1,7 @@
 """Advice from 50 iterations, judged by longer runs on clusters on which it was not tuned.
 
 Simulated: clusters are drawn from the seed, a run of 50 iterations under lb-bsp is simulated on each with one seed of
-its jitter and episodes, `evenstep advise` reads that run alone, and every scheme is then simulated for longer with
+its jitter and episodes, `evenstep plan` reads that run alone, and every scheme is then simulated for longer with
 other seeds. With --real, small clusters are emulated: processes, DDP and Gloo record the run and measure the schemes.
 """
 
@@ -138,7 +138,7 @@ def _row(one, advice, measured):
     fastest = picked if advice.stale is None else advice.stale.scheme
     # Advice that nothing is to be gained is judged by what the best exact scheme gains.
     truth = exact[picked] if picked != PLAIN else max(exact.values())
-    predicted, gained = advice.pick.speed_up, truth / exact[PLAIN]
+    predicted, gained = advice.speed_up(advice.pick), truth / exact[PLAIN]
     row = {
         "about": {"number": one.number, **one.about}, "advice": advice.values, "measured": measured, "pick": picked,
         "pick_over_best_exact": exact[picked] / max(exact.values()),
@@ -149,7 +149,7 @@ def _row(one, advice, measured):
     if set(measured) > set(EXACT):
         row["named_over_best"] = max(measured[picked], measured[fastest]) / max(measured.values())
         # By its own figures, the advice could name the fastest scheme whatever it gains.
-        named = max(advice.figures, key=lambda each: each.samples_per_second).scheme
+        named = max(advice.runs, key=lambda each: each.samples_per_second).scheme
         row["fastest_over_best"] = measured[named] / max(measured.values())
     return row
 

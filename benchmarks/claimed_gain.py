@@ -119,10 +119,11 @@ def _epoch(model, optimizer, loader):
 def _said(run_dir):
     """What the run says of itself."""
     values = values_of(overview_of(run_dir.name, read_run(run_dir)))
-    told = {name: values[name] for name in ("samples_per_second", "equal_samples_per_second", "speed_up_over_equal")}
-    verdict = values["verdict"]
+    told = {name: values[name] for name in ("samples_per_second", "equal_samples_per_second")}
+    verdict, gained = values["verdict"], values["over_equal_sizes"]
     return told | {
-        "interval": values["speed_up_interval"],
+        "speed_up_over_equal": None if gained is None else gained["estimate"],
+        "interval": None if gained is None else [gained["low"], gained["high"]],
         "slowdown": verdict["slowdown"],
         "slow_worker": verdict["worker"],
         "verdict": verdict["text"],

@@ -41,7 +41,8 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 import evenstep
-from evenstep.core.samples import balanced, balanced_padded
+from evenstep.core.samples.balanced import balanced
+from evenstep.core.samples.padded import balanced_padded
 from evenstep.core.values import UNLIMITED
 
 CLUSTERS = {"equal": (1, 1, 1, 1), "1:1:2:4": (1, 1, 2, 4)}
@@ -130,7 +131,7 @@ def _planning(samples, workers, *, padded):
     found = []
     for _ in range(9):
         costs = _lengths(generator, samples) * 2**13
-        limits = {"lower": nothing, "upper": np.full(workers, UNLIMITED), "fixed": nothing}
+        limits = {"lower": nothing, "upper": np.full(workers, UNLIMITED)}
         began = time.perf_counter()
         (balanced_padded if padded else balanced)(costs, speeds, **limits)
         found.append(1000 * (time.perf_counter() - began))
@@ -241,11 +242,11 @@ def _run(name, rank, texts, speed, speeds, seed):
 def _parts(name, rank, texts, seed):
     """The samples of this worker in each iteration, as a plain script would choose them."""
     order = _order(name, texts, seed)
-    one, nothing = np.ones(4, dtype=np.int64), np.zeros(4, dtype=np.int64)
+    one = np.ones(4, dtype=np.int64)
     for union in np.split(order, range(4 * EACH, len(order), 4 * EACH)):
         if name == "ddp, equal cost":
             share_out = balanced_padded if texts.padded else balanced
-            owners = share_out(texts.lengths[union], one, lower=one, upper=np.full(4, UNLIMITED), fixed=nothing)
+            owners = share_out(texts.lengths[union], one, lower=one, upper=np.full(4, UNLIMITED))
             yield union[owners == rank]
         else:
             yield union[rank::4]

@@ -17,8 +17,8 @@ from harness.scenarios import BEGIN, ITERATIONS, SHARE, WORKERS, described, reco
 
 from evenstep.cluster.read import parse_cluster
 from evenstep.cluster.slowness import Jitter
-from evenstep.core.load import Experts
-from evenstep.core.load.time_models import TimeModels
+from evenstep.core.load import Experts, LoadOf
+from evenstep.core.load.time_models import TimeModelsPolicy
 from evenstep.schemes import parse_scheme
 from evenstep.sim import Scenario, simulate
 
@@ -28,7 +28,7 @@ CONTESTANTS = {
     "change_cost=0.05": Experts(change_cost=0.05),
     "predictor=last": Experts(predictor="last"),
     "predictor=ema": Experts(predictor="ema"),
-    "tuner=solver": TimeModels(),
+    "tuner=solver": LoadOf(make=TimeModelsPolicy),
 }
 GROUPS = (
     "constant", "equal, noise", "step", "ramp", "drift", "periodic", "bursts", "spikes", "Markov", "GPU curves",

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from harness import record
 
-from evenstep.cluster.slowness import Episodic, Undisturbed
+from evenstep.cluster.slowness import Chain, Episodic
 from evenstep.core.rounds import Work
 from evenstep.sim import Client, FederatedScenario, simulate_rounds
 
@@ -189,7 +189,7 @@ def one(cell, folder, flower):
         slow = Episodic(factor=8.0, period=10, shortest=1, longest=3, seed=seed)
         scenario = FederatedScenario(
             clients=clients, rounds=rounds, batch_size=BATCH, steps=STEPS,
-            disturbance=slow if regime == "episodic" else Undisturbed(), **METHODS[method],
+            disturbance=slow if regime == "episodic" else Chain(), **METHODS[method],
         )  # fmt: skip
         run = simulate_rounds(scenario, training)
         seconds, stale, pieces = run.seconds, fmean(update.stale for update in run.updates), run.pieces

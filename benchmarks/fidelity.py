@@ -117,7 +117,7 @@ def _cluster(name, seed):
     disturbances = {
         "episodic": [(worker, episodes) for worker in range(WORKERS)],
         "jitter": [(worker, jitter) for worker in range(WORKERS)],
-        "change": [(WORKERS - 1, From(worker=WORKERS - 1, factor=4.0, first=20))],
+        "change": [(WORKERS - 1, From(factor=4.0, first=20))],
     }.get(name, [])
     return clusters.cluster_of(clusters.proportional(speeds, BATCH, SECONDS), disturbances)
 
@@ -241,11 +241,11 @@ def _beyond(folder):
 
 
 def _by_chance(simulated):
-    rates = [each.samples_per_second for each in simulated]
-    sizes = np.array([each.sizes for each in simulated])
+    rates = [each["samples_per_second"] for each in simulated]
+    sizes = np.array([each["sizes"] for each in simulated])
     return (
         pstdev(rates) > CHANCE * fmean(rates)
-        or pstdev(each.not_compute for each in simulated) > CHANCE
+        or pstdev(each["not_compute"] for each in simulated) > CHANCE
         or bool((sizes.std(axis=0) > CHANCE * sizes.mean()).any())
     )
 
@@ -255,7 +255,7 @@ def _mean(runs):
     return {
         name: np.mean([run[name] for run in runs], axis=0).tolist()
         for name in ("samples_per_second", "not_compute", "sizes", "seconds", "compute")
-    } | {"each_samples_per_second": [run.samples_per_second for run in runs]}
+    } | {"each_samples_per_second": [run["samples_per_second"] for run in runs]}
 
 
 def _compared(several_real, several_simulated):

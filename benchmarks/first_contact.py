@@ -35,7 +35,7 @@ CASES = {
     "lengths": ("docs/cost.md", f"{TWO} examples/lengths.py"),
     "own_batches": ("docs/sessions.md", f"{TWO} examples/own_batches.py"),
     "numpy_balancer": ("docs/any-framework.md", "python examples/numpy_balancer.py"),
-    "expert": ("docs/custom-policies.md", f"{TWO} --scheme custom_policy:with_period:period=20 custom_policy.py"),
+    "expert": ("docs/custom-policies.md", f"{TWO} --scheme custom_policy:periodic:period=20 custom_policy.py"),
     "load": ("docs/custom-policies.md", f"{TWO} --scheme custom_policy:by_last_time:keep=0.8 custom_policy.py"),
     "accelerate": ("docs/integrations/accelerate.md", f"{TWO} train.py"),
     "lightning": ("docs/integrations/lightning.md", f"{TWO} train.py"),

@@ -100,7 +100,8 @@ class Run:
             list(Backwards() if self.shuffle else range(SAMPLES)),
             Ledger(length=SAMPLES, global_batch_size=self.batch, even=True),
         )
-        while (part := ledger.take()) is not None:
+        while (part := ledger.slice(ledger.iteration)) is not None:
+            ledger.skip()
             yield order[part.start : part.stop]
 
     @property

@@ -79,7 +79,7 @@ def _measure(workers, fixed, every, iterations, seed):
     rates = random.uniform(1e6, 4e6, workers)
     sizes = policy.allocate(problem).sizes
     lookahead = Lookahead(
-        Ledger(length=batch * (iterations + 2), global_batch_size=batch), worker=0, sizes=sizes, depth=0
+        Ledger(length=batch * (iterations + 2), global_batch_size=batch), worker=0, sizes=lambda: sizes, depth=0
     )
     deciding, sampling, moved = [], [], 0
     for iteration in range(iterations + 1):
@@ -92,7 +92,7 @@ def _measure(workers, fixed, every, iterations, seed):
         policy.observe(reports)
         sizes = policy.allocate(problem).sizes
         decided = time.perf_counter()
-        lookahead.resize(sizes)
+        lookahead.replan()
         lookahead.share()
         lookahead.advance()
         done = time.perf_counter()

@@ -18,7 +18,7 @@ import torch
 from harness import record
 from sklearn.datasets import load_digits
 
-from evenstep.core.sync.rate import Step, commit_step, look_ahead
+from evenstep.core.sync.rate import RatedStep, commit_step, look_ahead
 
 SEEDS, JITTER = 3, 0.1
 CLUSTERS = {
@@ -49,7 +49,7 @@ LETTERS = " abcdefghijklmnopqrstuvwxyz.,'_("
 
 
 class Rule(NamedTuple):
-    """step: (options, share, staleness in global batches and in versions) -> a `core.sync.rate.Step`.
+    """step: (options, share, staleness in global batches and in versions) -> a `core.sync.rate.RatedStep`.
 
     ahead: (options, staleness in versions) -> how many momentum buffers the weights that are given out are moved on by.
     """
@@ -72,7 +72,7 @@ def _by_commits(part=0.3, compensation=3.0, ahead=look_ahead):
 
     def step(given, share, batches, _):
         gain = 1 / (1 - given.get("momentum", 0.0))
-        return Step(given, share / (1 + part * batches * (gain - 1)), compensation)
+        return RatedStep(given, share / (1 + part * batches * (gain - 1)), compensation)
 
     return Rule(step, ahead)
 
@@ -89,7 +89,7 @@ def _rule(rate=lambda s, m, batches, versions: s, memory="kept"):
             new["momentum"] = momentum**power if power else 0.0
             if memory == "damped":
                 new["dampening"] = 1 - (1 - new["momentum"]) / (1 - momentum)
-        return Step(new)
+        return RatedStep(new)
 
     return Rule(step)
 

@@ -1,7 +1,8 @@
-"""What a sum of gradients costs right after a wait, when all workers wake at once: Gloo's ring against two direct hops.
+"""What a sum of gradients costs right after a wait, when all workers wake at once: Gloo's ring against direct hops.
 
 No training: every worker sleeps as if it computed, then all sum a tensor. It is why evenstep sums the last, small
-bucket in two hops (`evenstep.torch.engines.direct_sum`), and where it leaves that to the ring.
+bucket in two hops, or one between two workers (`evenstep.torch.engines.direct_sum`), and where it leaves that to the
+ring.
 """
 
 import sys
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from harness import record
 from harness.workers import run_workers
 
-from evenstep.torch.engines.direct_sum import DirectSum, suits
+from evenstep.torch.engines.direct_sum import DirectSum
 from evenstep.torch.processes.join_workers import join_workers
 
 ELEMENTS = (5_000, 51_000, 250_000, 1_000_000)
@@ -26,17 +27,18 @@ def main():
     options = parser.parse_args()
     calls = 3 if options.quick else 15
     figures, raw = [], {}
-    for count in (4, 8, 16):
+    for count in (2, 4, 8, 16):
         cases = run_workers(count, _measure, (options.repetitions, calls), show=record.console.print)
         raw[count] = cases
         for elements, case in cases.items():
             ratios = [direct / ring for direct, ring in zip(case["direct_ms"], case["ring_ms"], strict=True)]
-            chosen = "two hops chosen" if case["suits"] else "ring chosen"
+            hops = "one hop" if count == 2 else "two hops"
+            chosen = f"{hops} chosen" if case["suits"] else "ring chosen"
             name = f"{count} workers, {elements} floats ({chosen})"
             figures += [
                 record.figure(f"{name}: ring", case["ring_ms"], unit="ms"),
-                record.figure(f"{name}: two hops", case["direct_ms"], unit="ms"),
-                record.figure(f"{name}: two hops, times the ring", ratios, goal="<= 1" if case["suits"] else None),
+                record.figure(f"{name}: {hops}", case["direct_ms"], unit="ms"),
+                record.figure(f"{name}: {hops}, times the ring", ratios, goal="<= 1" if case["suits"] else None),
             ]
     done = record.publish(
         "small_sums",
@@ -52,18 +54,18 @@ def main():
 def _measure(rank, plan, tell):
     repetitions, calls = plan
     workers = join_workers(torch.device("cpu"), 300.0)
-    row = [0] * 7
+    direct_sum = DirectSum(workers)
 
     def ring(tensor):
         dist.all_reduce(tensor, group=workers.device_group)
 
     def direct(tensor):
-        DirectSum(tensor, workers).finish(row)
+        direct_sum.sum(tensor, lambda: [0] * 7)
 
     cases = {}
     for elements in ELEMENTS:
         tensor = torch.zeros(elements)
-        case = {"suits": suits(tensor, workers), "ring_ms": [], "direct_ms": []}
+        case = {"suits": direct_sum.suits(tensor), "ring_ms": [], "direct_ms": []}
         for _ in range(repetitions):
             for name, way in (("ring_ms", ring), ("direct_ms", direct)):
                 case[name].append(1000 * median(_once(way, tensor) for _ in range(calls)))

@@ -12,7 +12,7 @@ from harness.replay import replay
 from harness.track import pace
 
 from evenstep.cluster.slowness import Constant
-from evenstep.core.groups import by_rank, rate_of
+from evenstep.core.groups.form import by_rank, rate_of
 from evenstep.schemes import parse_scheme
 
 WORKERS, SLOW, SIZE, SECONDS = 16, 5, 8, 1.0

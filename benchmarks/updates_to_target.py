@@ -6,11 +6,8 @@ without weights, as in its paper's first code, is shown beside them.
 """
 
 import sys
-import tempfile
-from pathlib import Path
 from statistics import mean, stdev
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from harness import clusters, record
@@ -19,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
-from evenstep.cli.demonstration.setting import write_digits
+from evenstep.cli.demonstration.setting import read_digits
 from evenstep.cli.demonstration.train import network
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.equal import EqualPolicy
@@ -40,16 +37,12 @@ def main():
     seeds, epochs = (2, 3) if options.quick else (SEEDS, EPOCHS)
     schemes = [BASELINE, *_known(SCHEMES)]
     target = 0.5 if options.quick else TARGET
-    with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "digits.npz"
-        write_digits(data)
-        work = {
-            "data": str(data),
-            "schemes": schemes,
-            "seeds": [options.seed + number for number in range(seeds)],
-            "epochs": epochs,
-        }
-        raw = run_workers(len(SPEEDS), _train_all, work, record.console.print)
+    work = {
+        "schemes": schemes,
+        "seeds": [options.seed + number for number in range(seeds)],
+        "epochs": epochs,
+    }
+    raw = run_workers(len(SPEEDS), _train_all, work, record.console.print)
     for of_scheme in raw.values():
         for run in of_scheme:
             run["updates_to_target"] = _updates(run, target)
@@ -97,7 +90,7 @@ def _known(names):
 
 def _train_all(rank, work, tell):
     """Every scheme from every seed, as `{scheme: [run, ...]}`."""
-    arrays = {name: torch.from_numpy(array) for name, array in np.load(work["data"]).items()}
+    arrays = {name: torch.from_numpy(array) for name, array in read_digits().items()}
     runs = {scheme: [] for scheme in work["schemes"]}
     for seed in work["seeds"]:
         for scheme in work["schemes"]:

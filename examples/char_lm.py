@@ -18,7 +18,7 @@ CHARACTERS = 128
 
 
 class Text(Dataset):
-    """Pieces of a text with, for each character, the one that follows it."""
+    """Pieces of a text and, for each character, the one that follows it."""
 
     def __init__(self, characters, context):
         self.characters = characters
@@ -62,7 +62,7 @@ def bits(model, characters):
 
 @torch.no_grad()
 def write_line(model, prompt, generator):
-    """The prompt and what the model writes after it, to the end of the line or 60 characters."""
+    """The prompt and the model's continuation, up to the end of the line or 60 characters."""
     line = list(prompt.encode())
     while len(line) < 60:
         chances = model(torch.tensor([line]))[0, -1].mul(1.25).softmax(dim=0)
@@ -116,7 +116,7 @@ def main():
             )
         if loader.iteration == options.iterations:
             break
-    loader.settle()  # Models that train apart (local-sgd) become one.
+    loader.settle()  # Averages models that train separately (local-sgd).
 
     if first:
         model.eval()

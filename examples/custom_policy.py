@@ -1,46 +1,45 @@
-"""An expert and two policies of one's own, and recipes for them; docs/custom-policies.md explains them line by line.
+"""A custom expert and two custom policies, each a class that a scheme string can name.
 
     cd examples
-    evenstep run --workers 2 --slow 1=4x --scheme custom_policy:with_period:period=20 custom_policy.py
+    evenstep run --workers 2 --slow 1=4x --scheme custom_policy:periodic:period=20 custom_policy.py
     evenstep run --workers 2 --slow 1=4x custom_policy.py --object
     evenstep run --workers 2 --slow 1=4x --scheme custom_policy:by_last_time custom_policy.py
     evenstep run --workers 2 --slow 1=4x --scheme custom_policy:warm_up:iterations=4,bound=2 custom_policy.py
     evenstep simulate clusters/four-gpus.toml --global-batch-size 512 --schemes bsp custom_policy:by_last_time
 
-evenstep finds the module in the present directory or on PYTHONPATH.
+docs/custom-policies.md explains them. evenstep finds the module in the current directory or on PYTHONPATH.
 """
 
 import argparse
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Annotated, Unpack
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 import evenstep
-from evenstep.core.load import Averages, Even, Expert, Experts
-from evenstep.core.load.shares import shares_of
-from evenstep.core.sync import Command, Push
-from evenstep.core.sync.roster import Roster, commit_alone
+from evenstep import policies
 
 
 # How fast will each worker be? As fast as it was a period ago: something slows it at regular times.
+@policies.recipe
 @dataclass
-class Periodic(Expert):
-    """One of several experts, of which those count that would have gained most."""
+class Periodic(policies.Expert):
+    """lb-bsp with one more expert; of several, those count that would have gained most."""
 
     workers: int
-    period: int
+    period: Annotated[int, "Iterations after which slowness returns; 1 or more."] = 20
     paces: npt.NDArray[np.float64] = field(init=False)  # What the constructor does not take is in checkpoints.
     now: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
+        if self.period < 1:
+            raise evenstep.ConfigError(f"slowness cannot return every {self.period} iterations: use 1 or more")
         self.paces = np.zeros((self.period, self.workers))
 
     def observe(
-        self, reports: evenstep.Reports, paces: npt.NDArray[np.float64], measured: npt.NDArray[np.bool_]
+        self, reports: policies.Reports, paces: npt.NDArray[np.float64], measured: npt.NDArray[np.bool_]
     ) -> None:
         self.paces[self.now % self.period] = np.where(measured, paces, self.paces[(self.now - 1) % self.period])
         self.now += 1
@@ -50,119 +49,68 @@ class Periodic(Expert):
         return 1.0 / np.where(ago > 0, ago, self.paces[(self.now - 1) % self.period])
 
 
-@evenstep.recipe
-def with_period(
-    *, period: Annotated[int, "Iterations after which slowness returns; 1 or more."] = 20
-) -> evenstep.Scheme:
-    """lb-bsp with one more expert."""
-    if period < 1:
-        raise evenstep.ConfigError(f"slowness cannot return every {period} iterations: use a period of 1 or more")
-    return evenstep.Scheme(load=Experts(experts=(Averages, Even, partial(Periodic, period=period))))
-
-
 # How much does each worker compute? In proportion to its speed in its last iteration.
-@dataclass(frozen=True, kw_only=True)
-class ByLastTime(evenstep.Load):
-    """Part of a scheme: makes the policy."""
-
-    keep: float = 0.5
-
-    def policy(self, workers: int) -> evenstep.LoadPolicy:
-        return ByLastTimePolicy(keep=self.keep, workers=workers)
-
-
+@policies.recipe
 @dataclass
-class ByLastTimePolicy(evenstep.LoadPolicy):
-    """Sizes in proportion to samples per second; `keep` is how much of the old speed remains at each iteration.
+class ByLastTime(policies.LoadPolicy):
+    """Sizes in proportion to samples per second.
 
     Every worker runs its own copy. They agree because they see the same integers and calculate in integers.
     """
 
-    keep: float
     workers: int
+    keep: Annotated[float, "How much of the old speed remains at each iteration; 0 or more, less than 1."] = 0.5
     speeds: npt.NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
+        if not 0 <= self.keep < 1:
+            raise evenstep.ConfigError(f"a part of {self.keep} of a speed cannot remain: use 0 <= keep < 1")
         self.speeds = np.zeros(self.workers, dtype=np.int64)
 
-    def observe(self, reports: evenstep.Reports) -> None:
+    def observe(self, reports: policies.Reports) -> None:
         known = (reports.samples > 0) & (reports.compute_microseconds > 0)
         new = reports.samples * 10**9 // np.maximum(reports.compute_microseconds, 1)  # In samples per 1000 seconds.
         percent = round(100 * self.keep)
         before = np.where(self.speeds == 0, new.sum() // self.workers, self.speeds)  # Equal speeds at first.
         self.speeds = np.where(known, (percent * before + (100 - percent) * new) // 100, self.speeds)
 
-    def allocate(self, problem: evenstep.Problem) -> evenstep.Allocation:
+    def allocate(self, problem: policies.Problem) -> policies.Allocation:
         speeds = self.speeds if self.speeds.all() else np.ones_like(self.speeds)
-        return evenstep.Allocation(sizes=shares_of(problem, speeds))  # The sum is exact, and limits are kept.
-
-
-@evenstep.recipe
-def by_last_time(
-    *,
-    keep: Annotated[float, "How much of the old speed remains at each iteration; 0 or more, less than 1."] = 0.5,
-    minimum: Annotated[int | None, "The smallest batch of a worker."] = None,
-) -> evenstep.Scheme:
-    """Sizes in proportion to the last measured speeds."""
-    if not 0 <= keep < 1:
-        raise evenstep.ConfigError(f"a part of {keep} of a speed cannot remain: use 0 <= keep < 1")
-    return evenstep.Scheme(load=ByLastTime(keep=keep, minimum=minimum))
+        return policies.Allocation(sizes=policies.shares_of(problem, speeds))  # The sum is exact, and limits are kept.
 
 
 # How far ahead may a worker run? In step at first, then up to a bound.
-@dataclass(frozen=True, kw_only=True)
-class WarmUp:
-    """Part of a scheme: makes the policy."""
+@policies.recipe
+@dataclass
+class WarmUp(policies.SyncPolicy):
+    """SSP that begins in step, so that the first, large updates are not stale.
 
-    in_step = False  # Workers claim samples one by one, not a slice together.
+    No worker leads by more than 0 in the slowest worker's first iterations, and by more than `bound` after them.
+    """
 
-    iterations: int
-    bound: int
-
-    def policy(self, workers: int) -> evenstep.SyncPolicy:
-        return WarmUpPolicy(self)
-
-
-class WarmUpPolicy(evenstep.SyncPolicy):
-    """No worker leads by more than 0 in the slowest worker's first iterations, and by more than `bound` after them."""
-
-    def __init__(self, config: WarmUp) -> None:
-        self.config = config
-        self.roster = Roster()  # Who runs, who is held, and who leads by how much.
+    workers: int
+    iterations: Annotated[int, "How many iterations workers stay in step; 0 or more."] = 10
+    bound: Annotated[int, "The largest lead after that; 0 or more."] = 3
+    roster: policies.Roster = field(init=False, default_factory=policies.Roster)  # The running and the held workers.
 
     @property
-    def bound(self) -> int:
-        return 0 if self.roster.slowest < self.config.iterations else self.config.bound
+    def allowed(self) -> int:
+        return 0 if self.roster.slowest < self.iterations else self.bound
 
-    def on_join(self, worker: int, now: float) -> list[Command]:
-        return [self.roster.join(worker, now, bound=self.bound)]
+    def on_join(self, worker: int, now: float) -> list[policies.Command]:
+        return [self.roster.join(worker, now, bound=self.allowed)]
 
-    def on_push(self, push: Push, now: float) -> list[Command]:
+    def on_push(self, push: policies.Push, now: float) -> list[policies.Command]:
         self.roster.push(push, now)
         self.roster.hold(push.worker)
-        return [*commit_alone(push), *self.roster.release_up_to(self.bound, now, bound=self.bound)]
+        return [*policies.commit_alone(push), *self.roster.release_up_to(self.allowed, now, bound=self.allowed)]
 
-    def on_leave(self, worker: int, now: float) -> list[Command]:
+    def on_leave(self, worker: int, now: float) -> list[policies.Command]:
         self.roster.leave(worker)
-        return [*self.roster.release_up_to(self.bound, now, bound=self.bound)]
+        return [*self.roster.release_up_to(self.allowed, now, bound=self.allowed)]
 
     def waited_for(self) -> list[int]:
         return self.roster.waited_for()
-
-
-@evenstep.recipe
-def warm_up(
-    *,
-    iterations: Annotated[int, "How many iterations workers stay in step; 0 or more."] = 10,
-    bound: Annotated[int, "The largest lead after that; 0 or more."] = 3,
-    load: Annotated[evenstep.Scheme | str, "The scheme whose sizes are used."] = "bsp",
-    **served: Unpack[evenstep.ServerOptions],
-) -> evenstep.Scheme:
-    """SSP that begins in step, so that the first, large updates are not stale."""
-    sizes = evenstep.sizes_of("warm_up", load).load
-    return evenstep.Scheme(
-        load=sizes, sync=WarmUp(iterations=iterations, bound=bound), served=evenstep.Served(**served)
-    )
 
 
 def main() -> None:
@@ -179,7 +127,7 @@ def main() -> None:
     model = torch.nn.Sequential(*layers, torch.nn.Linear(512, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     # An argument of prepare comes before the command line; None leaves the choice to that.
-    scheme = by_last_time(keep=0.8) if options.object else None
+    scheme = policies.scheme_of(ByLastTime, keep=0.8) if options.object else None
     model, optimizer, loader = evenstep.prepare(model, optimizer, loader, scheme=scheme)
     for epoch in range(options.epochs):
         losses = []

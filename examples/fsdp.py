@@ -29,7 +29,7 @@ class Reader(torch.nn.Module):
 def digits():
     data = load_digits()
     images = torch.tensor(data.images, dtype=torch.float32) / 16
-    rows = torch.cat([images, torch.eye(8).expand_as(images)], dim=2)  # The pixels of each, and which one it is.
+    rows = torch.cat([images, torch.eye(8).expand_as(images)], dim=2)  # The pixels and the index of each row.
     labels = torch.tensor(data.target)
     return TensorDataset(rows[360:], labels[360:]), rows[:360], labels[:360]
 
@@ -56,7 +56,7 @@ def main():
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # After fully_shard: it is to have the shards.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # After fully_shard, so that it gets the shards.
     dataset, test_images, test_labels = digits()
     loader = DataLoader(dataset, batch_size=128, shuffle=True)
     model, optimizer, loader = evenstep.prepare(model, optimizer, loader)
@@ -68,7 +68,7 @@ def main():
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-        right = accuracy(model, test_images, test_labels)  # On every worker: a forward pass needs them all.
+        right = accuracy(model, test_images, test_labels)  # On every worker: a forward pass needs all of them.
         if dist.get_rank() == 0:
             print(f"epoch {epoch + 1}: test accuracy {right:.1%}, batch sizes {loader.batch_sizes}")
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Trains a small GPT on the functions of Python's own standard library, each of another length.
+"""Trains a small GPT on the functions of Python's own standard library, which have different lengths.
 
 The loss is a mean over tokens, so each worker's gradient counts by its tokens; two batches make one step.
 """
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 import evenstep
 
-NOTHING = -1  # Where a sequence is shorter than the longest of its batch.
+NOTHING = -1  # Fills up sequences that are shorter than the longest in the batch.
 
 
 class GPT(torch.nn.Module):

@@ -70,9 +70,9 @@ for epoch in range(options.epochs):
         scaler.update()
         averaged.update_parameters(model.module)
         total += loss.item() * loader.current.samples
-        count += loader.current.samples  # 0 where the batch is only a copy of another worker's sample.
+        count += loader.current.samples  # 0 if the batch is only a copy of another worker's sample.
     scheduler.step()
     mean = loader.mean_over_workers(total / max(count, 1), count)
-    if int(os.environ.get("RANK", "0")) == 0:  # All workers have the same weights: one of them evaluates.
+    if int(os.environ.get("RANK", "0")) == 0:  # All workers have the same weights, so one evaluates.
         right = accuracy(averaged, DataLoader(test, 256), device)
         print(f"epoch {epoch + 1}: training loss {mean:.3f}, test accuracy {right:.1%}")

@@ -1,6 +1,6 @@
-"""Trains a small net on the functions of Python's own standard library, which are of very unequal length.
+"""Trains a small net on the functions of Python's own standard library, whose lengths differ widely.
 
-Workers get functions of as many characters as their speed allows (`cost`), and the loss is a mean over characters.
+Each worker gets as many characters as its speed allows (`cost`), and the loss is a mean over characters.
 Nothing is downloaded. Runs under torchrun, under `evenstep run`, or alone.
 """
 
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 import evenstep
 
 BEFORE = 8
-"""Characters from which the next one is predicted."""
+"""The number of characters from which the next one is predicted."""
 
 
 def writer(width):

@@ -17,7 +17,7 @@ WORKERS = 2
 
 
 def main():
-    """Start the workers, and carry their rows."""
+    """Start the workers, and pass their rows between them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--scheme", default="lb-bsp")
     parser.add_argument("--epochs", type=int, default=15)
@@ -37,7 +37,7 @@ def main():
             rows = [ours.recv_bytes() for ours, _ in pipes]
             for ours, _ in pipes:
                 ours.send(rows)
-    except EOFError:  # The workers are done, or one has failed.
+    except EOFError:  # The workers have finished, or one has failed.
         pass
     for ours, _ in pipes:
         ours.close()

@@ -60,7 +60,7 @@ session = evenstep.Session()
 model, optimizer = session.model(model), session.optimizer(optimizer)
 endless = session.shares(None, options.batch_size * workers)
 shares = iter(endless)
-torch.manual_seed(1 + rank)  # Each worker draws pieces of its own.
+torch.manual_seed(1 + rank)  # Each worker draws different pieces.
 batch = get_batch(train)
 for step in itertools.count(1):
     for micro_step in range(2):

@@ -1,4 +1,4 @@
-"""Trains on handwritten digits, saves as it goes, and goes on from the last checkpoint wherever it was ended."""
+"""Trains on handwritten digits, saves as it goes, and resumes from the last checkpoint wherever it was stopped."""
 
 import argparse
 import os

@@ -65,10 +65,10 @@ def pytest_terminal_summary(terminalreporter, config):
     from faults import table
 
     passed = terminalreporter.stats.get("passed", [])
-    rows = [dict(report.user_properties)["cell"] for report in passed if report.when == "call"]
+    rows = [cell for report in passed if report.when == "call" and (cell := dict(report.user_properties).get("cell"))]
     if any(terminalreporter.stats.get(outcome) for outcome in ("failed", "error")):
         terminalreporter.write_line(f"{path} is not written, since not every cell came out as it must")
-    else:
+    elif rows:
         table.write(path, sorted(rows, key=lambda row: [str(each) for each in row[:4]]))
 
 

@@ -53,7 +53,7 @@ def test_the_second_half_of_the_tests_runs_where_the_first_fails_and_either_fail
 def test_the_demo_installs_nothing_that_only_development_needs(tmp_path):
     ended, calls = make(tmp_path, "demo")
     assert ended.returncode == 0, ended.stderr
-    assert calls == ["-m pip install --constraint constraints.txt --editable .[torch,report]", "demo"]
+    assert calls == ["-m pip install --constraint constraints.txt --editable .[torch]", "demo"]
 
 
 def test_all_tests_are_the_tests_after_every_framework_is_installed_and_then_those_of_frameworks(tmp_path):

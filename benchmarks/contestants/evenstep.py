@@ -24,13 +24,13 @@ from contestants.timing import timed
 from evenstep.core.values import UNLIMITED, Problem
 from evenstep.launch.server_settings import ServerSettings
 from evenstep.launch.servers import Servers
-from evenstep.protocol.messages import Begin, Initialise, Push, SendWeights
+from evenstep.protocol.messages import Begin, Initialise, PushGradients, SendWeights
 from evenstep.protocol.run_spec import RunSpec
 from evenstep.schemes import parse_scheme
 from evenstep.torch.engines.describe import describe, layout_of
 from evenstep.torch.engines.served_parameters import ServedParameters
 from evenstep.transport.connect import connect
-from evenstep.worker.servers.link import Link
+from evenstep.worker.servers.link import ServerLink
 
 SCHEME = "asp:rate=raw"
 """At the optimizer's own rate, so that the weights tell how many updates they have seen."""
@@ -106,7 +106,9 @@ class Worker:
     def __init__(self, rank, run, parameters, addresses, secret):
         layouts = run.layout.shards(1)
         secret = bytes.fromhex(secret)
-        self._link = Link(rank, lambda shard: connect(addresses, secret=secret), 1, timeout_seconds=_TIMEOUT_SECONDS)
+        self._link = ServerLink(
+            rank, lambda shard: connect(addresses, secret=secret), 1, timeout_seconds=_TIMEOUT_SECONDS
+        )
         self._link.start(run.encode(), [each.nbytes for each in layouts])
         self._parameters = ServedParameters(parameters, layouts, self._link, waits=True)
         self._parameters.view()
@@ -129,7 +131,7 @@ class Worker:
     def exchange(self):
         """Push, and pull."""
         norm = self._parameters.put_gradients()
-        push = Push(
+        push = PushGradients(
             claim=self._answer.body.claims[0][0],
             weights=self.version,
             samples=1,

@@ -52,7 +52,7 @@ def jax_(inputs, labels):
         chosen = jax.numpy.take_along_axis(logits, y[:, None], 1)[:, 0]
         return jax.numpy.mean(jax.nn.logsumexp(logits, 1) - chosen, where=mask)
 
-    session = evenstep.jax.Session(data=(inputs, labels), global_batch_size=BATCH, pad=16)
+    session = evenstep.jax.Session(weights=weights, data=(inputs, labels), global_batch_size=BATCH, pad=16)
     for (x, y), mask in session.epoch():
         gradients = session.mean(gradients_of(weights, x, y, mask))
         weights = [weight - 0.1 * gradient for weight, gradient in zip(weights, gradients, strict=True)]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import evenstep
 from evenstep.schemes import Scheme, parse_scheme
 from evenstep.testing.scripted import Scripted
-from evenstep.torch.engines.known_parameters import leave_alone
+from evenstep.torch.engines.steps import leave_alone
 from harness import gpu_tasks, serving
 
 BATCH, EPOCHS = 5, 3

@@ -7,7 +7,7 @@ they are found by its imports. Files that it starts as programs, or reads, are.
 SIZES = ("core/load",)
 WORKERS = (
     "torch/data/loop.py", "torch/engines/collective.py", "torch/engines/engine.py", "torch/engines/reports.py",
-    "torch/engines/weighting.py", "worker/iteration.py", "worker/meter.py", "worker/stopwatch.py", "worker/tracker.py",
+    "torch/engines/weighting.py", "worker/iteration.py", "worker/meter.py", "worker/tracker.py",
 )  # fmt: skip
 EMULATED = (*SIZES, *WORKERS, "cluster/slowness", "worker/hold.py")
 DECIDED = (*SIZES, "core/coordinate", "core/sync")
@@ -35,6 +35,7 @@ SCRIPTS = tuple(
 
 JUDGES = {
     "advice": ("advice", *SIMULATED),
+    "balance": ("core/samples/balanced.py", "core/samples/parts.py"),
     "change": EMULATED,
     "claimed_gain": (*SIZES, *WORKERS, "examples/char_lm.py", "report/account", "worker/summary.py"),
     "claims": (
@@ -73,8 +74,7 @@ JUDGES = {
     "momentum_rules": SIMULATED,
     "overhead": (
         *WORKERS, "torch/data/batches.py", "torch/data/fetch.py", "torch/engines/direct_sum.py",
-        "torch/engines/large_gradients.py", "torch/engines/traces.py", "torch/model.py", "worker/hand_outs.py",
-        "worker/rows.py",
+        "torch/engines/traces.py", "torch/model.py", "worker/hand_outs.py",
     ),
     "planning": (*SIZES, "core/samples"),
     "predictors": ("benchmarks/traces", "core/load/narx.py", "core/load/narx_network.py"),
@@ -82,7 +82,8 @@ JUDGES = {
     "report_cost": ("report/overview.py", "report/page", "report/recorded.py", "telemetry/reading.py"),
     "served_accuracy": UPDATES,
     "served_schemes": (*SIMULATED, *SERVED),
-    "server_memory": ("server/shard", "server/shard_state.py", "server/worker_slot.py", "transport"),
+    "server_hosts": (*SERVED, "benchmarks/harness/hosts_worker.py", "schemes/grouped.py", "server/group", "transport"),
+    "server_memory": ("server/shard", "server/shard_state.py", "server/server_slot.py", "transport"),
     "simulator_speed": SIMULATED,
     "small_sums": ("torch/engines/direct_sum.py",),
     "startup": (

@@ -7,31 +7,30 @@ from functools import wraps
 
 from evenstep.core.samples import Lookahead
 from evenstep.telemetry import Logged
-from evenstep.torch.data.fetch import InlineFetcher
-from evenstep.torch.data.loop import Loop
+from evenstep.torch.data.batch_maker import BatchMaker
+from evenstep.torch.data.loop import BatchLoop
 from evenstep.torch.engines.collective import CollectiveEngine
 from evenstep.torch.engines.engine import Engine
 from evenstep.torch.engines.reports import ReportExchange
-from evenstep.torch.engines.weighting import GradientWeight
-from evenstep.torch.model import PreparedModel
+from evenstep.torch.engines.weighting import SummedModel
 from evenstep.worker.iteration import Iteration
-from evenstep.worker.rows import Rows
+from evenstep.worker.meter import Rows
 from evenstep.worker.summary import Summary
 from evenstep.worker.tracker import Tracker
 
 PARTS = {
-    "hook": [(CollectiveEngine, "_weigh_bucket"), (CollectiveEngine, "_reduce_on_host")],
-    "weighting": [(GradientWeight, "apply")],
+    "hook": [(CollectiveEngine, "communicate"), (CollectiveEngine, "_reduce_on_host")],
+    "weighting": [(SummedModel, "apply")],
     "exchange": [(ReportExchange, name) for name in ("start", "wait", "deliver")],
     "the row": [(Rows, "row")],
-    "deciding sizes": [(Tracker, "learn"), (Lookahead, "resize")],
+    "deciding sizes": [(Tracker, "learn"), (Lookahead, "replan")],
     "loader": [
-        (InlineFetcher, "fetch"), (Loop, "_handed_out_now"), (CollectiveEngine, "hand_out"),
+        (BatchMaker, "batch"), (BatchLoop, "_handed_out_now"), (Engine, "hand_out"),
         (CollectiveEngine, "enter_loader"), (Lookahead, "share"), (Lookahead, "advance"),
     ],
     "checks": [
-        (PreparedModel, "_begins"), (Engine, "forward_ends"), (Engine, "_backward_begins"),
-        (CollectiveEngine, "before_step"), (Rows, "check"),
+        (Engine, "forward_begins"), (CollectiveEngine, "reduction_begins"), (Engine, "forward_ends"),
+        (Engine, "_backward_begins"), (CollectiveEngine, "before_step"), (Rows, "check"),
     ],
     "event log": [(Iteration, "event"), (Logged, "record"), (Summary, "take")],
 }  # fmt: skip

@@ -100,7 +100,7 @@ class _Drawing:
         self._grid(bottom)
         # Where a run does not tell, its workers are taken to be as slow as in another.
         overviews = [overview_of("", panel.run) for panel in self._panels]
-        slow = [{each.worker: each.slowdown for each in run.workers if each.slowdown} for run in overviews]
+        slow = [{each.worker: each.slowdown for each in run.summary.workers if each.slowdown} for run in overviews]
         known = next(filter(None, slow), {})
         for panel, window, own in zip(self._panels, self._windows, slow, strict=True):
             self._panel(panel, window, own or known)

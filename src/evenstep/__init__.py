@@ -8,30 +8,14 @@ Importing this package imports no torch; `prepare`, `Padded` and `ShardedDataset
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from evenstep import schemes
 from evenstep.core.errors import CheckpointError, ConfigError, DisagreementError, EvenstepError, WorkerLostError
-from evenstep.core.load import Load, LoadPolicy
-from evenstep.core.sync import SyncPolicy
-from evenstep.core.values import Allocation, Problem, Reports
+from evenstep.core.samples.parts import balance
 from evenstep.core.version import VERSION
-from evenstep.schemes import (
-    Scheme,
-    Served,
-    ServerOptions,
-    asp,
-    bsp,
-    dbs,
-    dssp,
-    grouped,
-    lb_bsp,
-    local_sgd,
-    recipe,
-    sizes_of,
-    ssp,
-    static,
-)
+from evenstep.schemes import Scheme
 
 if TYPE_CHECKING:
-    from evenstep import checkpoint
+    from evenstep import checkpoint, policies
     from evenstep.launch.servers import start_servers
     from evenstep.torch.costs import Padded
     from evenstep.torch.data.shards import ShardedDataset
@@ -44,41 +28,25 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 __all__ = [
-    "Allocation",
     "Balancer",
     "CheckpointError",
     "Client",
     "ConfigError",
     "DisagreementError",
     "EvenstepError",
-    "Load",
-    "LoadPolicy",
     "Padded",
-    "Problem",
-    "Reports",
     "Scheme",
-    "Served",
-    "ServerOptions",
     "Session",
     "ShardedDataset",
     "Share",
-    "SyncPolicy",
     "WorkerLostError",
     "__version__",
-    "asp",
-    "bsp",
+    "balance",
     "checkpoint",
-    "dbs",
-    "dssp",
-    "grouped",
-    "lb_bsp",
-    "local_sgd",
+    "policies",
     "prepare",
-    "recipe",
-    "sizes_of",
-    "ssp",
+    "schemes",
     "start_servers",
-    "static",
 ]
 
 
@@ -98,6 +66,8 @@ _OF_WORKER = {
 
 def __getattr__(name: str) -> Any:
     """Load what needs torch, or what few scripts need, when it is first asked for."""
+    if name == "policies":
+        return import_module("evenstep.policies")
     if name in _OF_WORKER:
         return getattr(import_module(_OF_WORKER[name]), name)
     if name not in ("checkpoint", *_OF_TORCH):

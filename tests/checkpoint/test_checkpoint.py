@@ -1,10 +1,16 @@
 """A run goes on from a checkpoint as if nothing had happened, on any number of workers."""
 
 import json
+import os
 import resource
+import shutil
 import signal
+import stat
 import warnings
 from contextlib import contextmanager
+from functools import partial
+from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -125,6 +131,29 @@ def test_a_worker_that_dies_while_saving_leaves_the_checkpoint_before(tmp_path):
 
 
 @pytest.mark.multiprocess
+def test_a_checkpoint_that_workers_write_while_training_goes_on_can_be_restored(tmp_path):
+    run = Run(scripted=3, optimizer="adam", global_batch_size=15, **LENGTH)
+    save = partial(checkpoints.train_saving, leave=False, asynchronous=True)
+    close(results(run_workers(save, 3, run, tmp_path, {2, 4, 8})), training.train_alone(run, 15))
+    values = results(run_workers(checkpoints.train_restored, 2, run, tmp_path))
+    assert (values[0]["name"], values[0]["iterations"]) == ("checkpoint-000003", 10)
+    close(values, training.train_alone(run, 15))
+
+
+@pytest.mark.multiprocess
+def test_a_worker_that_dies_while_a_thread_writes_leaves_the_checkpoint_before(tmp_path):
+    run = Run(scripted=3, global_batch_size=15, **LENGTH)
+    outcomes = run_workers(checkpoints.die_while_writing, 3, run, tmp_path, 1)
+    assert outcomes[1].exitcode == -signal.SIGKILL
+    for outcome in (outcomes[0], outcomes[2]):
+        assert outcome.error.startswith("WorkerLostError: ")
+        assert "worker 1" in outcome.error
+    values = results(run_workers(checkpoints.train_restored, 2, run, tmp_path))
+    assert values[0]["name"] == "checkpoint-000001"
+    close(values, training.train_alone(run, 15))
+
+
+@pytest.mark.multiprocess
 def test_a_folder_that_cannot_be_written_is_an_error_on_all(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     outcomes = results(run_workers(checkpoints.save_where_nothing_can_be, 2, Run(**LENGTH), tmp_path / "file" / "in"))
@@ -209,7 +238,7 @@ def test_a_half_written_one_is_not_seen_and_makes_room(tmp_path):
     saved_at(tmp_path, 2)
     half = tmp_path / ".partial-checkpoint-000002"
     half.mkdir()
-    (half / "values.pt").write_bytes(b"half")
+    (half / "__0_0.distcp").write_bytes(b"half")
     assert restored_from(tmp_path) == ("checkpoint-000001", 2)
     saved_at(tmp_path, 3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-000001", "checkpoint-000002"]
@@ -224,10 +253,10 @@ def test_a_run_that_meets_another_ones_checkpoints_leaves_them_alone(tmp_path):
         evenstep.checkpoint.save(tmp_path, *second)
     evenstep.checkpoint.save(tmp_path, *first)
     writing = CheckpointFolder(tmp_path)
-    writing.begin(None)
+    writing.begin()
     with pytest.raises(evenstep.CheckpointError, match=r"another run saves into .* too, since \.partial-"):
         evenstep.checkpoint.save(tmp_path, *first)
-    writing.end("checkpoint-000003")
+    writing.abandon()
     assert evenstep.checkpoint.save(tmp_path, *first).name == "checkpoint-000003"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-000002", "checkpoint-000003"]
     for parts in (first, second):
@@ -242,6 +271,82 @@ def test_a_full_disk_costs_nothing_but_the_checkpoint(tmp_path):
             evenstep.checkpoint.save(tmp_path, model, optimizer, loader)
         assert [path.name for path in tmp_path.iterdir()] == [before.name]
         evenstep.checkpoint.save(tmp_path, model, optimizer, loader)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path):
+    model, optimizer, loader = prepared()
+    with loader, checkpoints.HeldBack(".metadata.tmp") as writer:
+        for inputs, targets in loader:
+            training.step(model, optimizer, inputs, targets)
+            if loader.iteration == 2:
+                weights = training.weights(model)
+                first = evenstep.checkpoint.save(tmp_path, model, optimizer, loader, asynchronous=True)
+                writer.reached.wait()
+            if loader.iteration == 4:
+                assert [path.name for path in tmp_path.iterdir()] == [".partial-checkpoint-000001"]
+                writer.go.set()
+        second = evenstep.checkpoint.save(tmp_path, model, optimizer, loader, asynchronous=True)
+        assert first.exists()
+    assert second.exists()
+    second.rename(tmp_path / "aside")
+    model, optimizer, loader = prepared()
+    with loader:
+        assert evenstep.checkpoint.restore(tmp_path, model, optimizer, loader) == first
+        assert training.weights(model) == weights
+        assert len(list(loader)) == 4
+
+
+def lose_what_is_written(folder, model, optimizer, loader):
+    """Save asynchronously, and remove the files that are being written."""
+    with checkpoints.HeldBack(".metadata.tmp") as writer:
+        saved = evenstep.checkpoint.save(folder, model, optimizer, loader, asynchronous=True)
+        writer.reached.wait()
+        shutil.rmtree(folder / f".partial-{saved.name}")
+    return saved
+
+
+LOST = "checkpoint-000002, which was written while training went on, failed"
+
+
+def test_what_a_thread_could_not_write_is_raised_at_the_next_save(tmp_path, capfd):
+    model, optimizer, loader = prepared()
+    with loader:
+        evenstep.checkpoint.save(tmp_path, model, optimizer, loader)
+        lost = lose_what_is_written(tmp_path, model, optimizer, loader)
+        with pytest.raises(evenstep.CheckpointError, match=f"^{LOST}"):
+            evenstep.checkpoint.save(tmp_path, model, optimizer, loader)
+        assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
+        assert evenstep.checkpoint.save(tmp_path, model, optimizer, loader) == lost
+    assert capfd.readouterr().err.count(f"evenstep: {LOST}") == 1
+
+
+def test_what_a_thread_could_not_write_is_raised_at_the_end(tmp_path):
+    model, optimizer, loader = prepared()
+    evenstep.checkpoint.save(tmp_path, model, optimizer, loader)
+    lose_what_is_written(tmp_path, model, optimizer, loader)
+    with pytest.raises(evenstep.CheckpointError, match=f"^{LOST}"):
+        loader.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
+    model, optimizer, loader = prepared()
+    with pytest.raises(KeyError, match="mine"), loader:
+        fail_after_losing_what_is_written(tmp_path, model, optimizer, loader)
+
+
+def fail_after_losing_what_is_written(folder, *parts):
+    evenstep.checkpoint.restore(folder, *parts)
+    lose_what_is_written(folder, *parts)
+    raise KeyError("mine")
+
+
+def test_a_full_disk_is_told_of_at_the_end(tmp_path):
+    model, optimizer, loader = prepared()
+    with (
+        small_files_alone(),
+        pytest.raises(evenstep.CheckpointError, match="see to it that the folder has room"),
+        loader,
+    ):
+        evenstep.checkpoint.save(tmp_path, model, optimizer, loader, asynchronous=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 @contextmanager
@@ -281,12 +386,26 @@ def remove(path):
     path.unlink()
 
 
-FILES = ("manifest.json", "run.json", "values.pt", "generators-0.pt", "tensors/.metadata", "tensors/__0_0.distcp")
+def put_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def put_socket(path):
+    path.unlink()
+    os.mknod(path, stat.S_IFSOCK | 0o600)
+
+
+def put_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+FILES = ("manifest.json", ".metadata", "__0_0.distcp")
 
 
 @pytest.mark.parametrize(
-    ("file", "damage"),
-    [*((file, flip) for file in FILES), *((FILES[index], cut) for index in (0, 5)), (FILES[3], remove)],
+    ("file", "damage"), list(product(FILES, (flip, cut, remove, put_pipe, put_socket, put_folder)))
 )
 def test_a_damaged_one_gives_way_to_the_one_before(tmp_path, file, damage):
     saved_at(tmp_path, 2, 4)
@@ -296,16 +415,24 @@ def test_a_damaged_one_gives_way_to_the_one_before(tmp_path, file, damage):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-000001", "checkpoint-000002"]
 
 
-@pytest.mark.parametrize("content", ["[]", '{"files": 3}', '{"files": [1]}', "\0" * 64, ""])
+@pytest.mark.parametrize("content", ["[]", '{"files": 3}', '{"files": {}}', '{"files": [1]}', "\0" * 64, ""])
 def test_a_manifest_of_any_form_is_damaged(tmp_path, content):
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(DamagedError, match=r"its manifest.json is none"):
         manifest_of(tmp_path)
 
 
+@pytest.mark.parametrize("do", [evenstep.checkpoint.save, evenstep.checkpoint.restore])
+def test_a_folder_that_is_a_file_is_said(tmp_path, do):
+    model, optimizer, loader = prepared()
+    (tmp_path / "file").touch()
+    with loader, pytest.raises(evenstep.CheckpointError, match=r"the checkpoint failed \(.*(File exists|Not a dir)"):
+        do(tmp_path / "file", model, optimizer, loader)
+
+
 def test_a_run_that_left_out_a_damaged_one_saves_after_it(tmp_path):
     saved_at(tmp_path, 1, 2)
-    flip(tmp_path / "checkpoint-000002" / "values.pt")
+    flip(tmp_path / "checkpoint-000002" / "__0_0.distcp")
     model, optimizer, loader = prepared()
     with loader:
         with pytest.warns(UserWarning, match="is damaged"):
@@ -317,7 +444,7 @@ def test_a_run_that_left_out_a_damaged_one_saves_after_it(tmp_path):
 
 def test_where_none_is_whole_training_does_not_begin_anew_however_often_it_starts(tmp_path):
     saved_at(tmp_path, 2)
-    flip(tmp_path / "checkpoint-000001" / "tensors" / "__0_0.distcp")
+    flip(tmp_path / "checkpoint-000001" / "__0_0.distcp")
     for _ in range(2):
         with (
             pytest.warns(UserWarning, match="is damaged"),
@@ -330,20 +457,29 @@ def test_where_none_is_whole_training_does_not_begin_anew_however_often_it_start
 
 
 def test_an_error_that_passes_is_no_damage(tmp_path):
-    tries = []
+    tries, file = [], tmp_path / "file"
+    file.touch()
 
-    def read(failures):
-        tries.append(failures)
+    def read(path, *, failures):
+        tries.append(path)
         if len(tries) <= failures:
             raise PermissionError(13, "Permission denied")
         return "read"
 
-    assert read_of(lambda: read(2), "file", pause=0.0) == "read"
-    assert tries == [2] * 3
+    assert read_of(file, partial(read, failures=2), pause=0.0) == "read"
+    assert tries == [file] * 3
     with pytest.raises(PermissionError):
-        read_of(lambda: read(99), "file", pause=0.0)
-    with pytest.raises(DamagedError, match="its file cannot be read"):
-        read_of((tmp_path / "file").read_bytes, "file", pause=0.0)
+        read_of(file, partial(read, failures=99), pause=0.0)
+    with pytest.raises(DamagedError, match="its other cannot be read"):
+        read_of(tmp_path / "other", Path.read_bytes, pause=0.0)
+
+
+def test_the_format_of_another_version_is_named(tmp_path):
+    saved_at(tmp_path, 2)
+    manifest = tmp_path / "checkpoint-000001" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 1, "evenstep": "0.1"}))
+    with pytest.raises(evenstep.CheckpointError, match="checkpoint-000001 has format 1, written by evenstep"):
+        restored_from(tmp_path)
 
 
 def test_the_manifest_says_what_it_is(tmp_path):

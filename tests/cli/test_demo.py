@@ -4,7 +4,7 @@ import pytest
 from support.records import check_records
 
 from evenstep.cli.demonstration import runs as demo_runs
-from evenstep.cli.demonstration.setting import ideal_speed_up
+from evenstep.cli.demonstration.setting import IDEAL_SPEED_UP
 from evenstep.cli.main import main
 from evenstep.report.recorded import read_run
 from evenstep.report.timeline import notes_of
@@ -12,7 +12,7 @@ from evenstep.report.timeline import notes_of
 
 def test_the_ideal_is_that_of_the_emulated_speeds():
     # Equal: 26 * 7 ms. In proportion to 4 : 4 : 4 : 1: 32 * 1.75 ms = 8 * 7 ms.
-    assert ideal_speed_up() == pytest.approx(26 * 7 / 56)
+    assert pytest.approx(26 * 7 / 56) == IDEAL_SPEED_UP
 
 
 @pytest.mark.multiprocess

@@ -106,7 +106,6 @@ def test_help_needs_no_torch():
     [
         ("torch", ["run", "train.py"], "evenstep: evenstep run needs PyTorch: pip install 'evenstep[torch]'"),
         ("torch", ["demo"], "evenstep: evenstep demo needs PyTorch: pip install 'evenstep[torch]'"),
-        ("plotly", ["report", "."], "evenstep report needs plotly for its page: pip install 'evenstep[report]'"),
     ],
 )
 def test_a_missing_package_is_one_sentence(package, arguments, sentence):

@@ -240,7 +240,7 @@ def test_the_file_may_say_what_samples_cost_and_the_option_goes_before(cluster, 
     assert main(["simulate", str(path), *options]) == 0
     assert "12800 samples an epoch of costs lognormal 1; simulated." in capsys.readouterr().out
     blind = values(capsys, str(path), "--by-count", *options)
-    assert blind["costs"] == "lognormal 1, shared out by count"
+    assert blind["costs"] == "lognormal 1, divided by count"
     assert blind["runs"][0]["seconds"] > 1.1 * of_file["runs"][0]["seconds"]
 
 

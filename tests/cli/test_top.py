@@ -124,7 +124,7 @@ def test_without_a_terminal_it_prints_how_things_are(tmp_path, capsys):
     assert "Worker 2 computes 4x slower" in capsys.readouterr().out.replace("\n", " ")
     assert main(["top", str(tmp_path), "--json"]) == 0
     view = json.loads(capsys.readouterr().out)
-    assert [worker["waiting_share"] for worker in view["workers"]] == pytest.approx([60 / 87, 60 / 87, 0])
+    assert [worker["recent"]["parts"]["waiting"] for worker in view["workers"]] == pytest.approx([60 / 87, 60 / 87, 0])
 
 
 def test_a_worker_that_is_no_longer_heard_of_is_called_silent():

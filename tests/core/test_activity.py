@@ -1,6 +1,6 @@
 import pytest
 
-from evenstep.core.activity import Doing, Pulse, Seen, behind, silent
+from evenstep.core.activity import Doing, Seen, behind
 
 
 def seen(doing, iteration, seconds=10.0):
@@ -51,9 +51,3 @@ def test_a_worker_that_has_just_begun_is_not_named():
 )
 def test_what_a_worker_does_is_the_rest_of_a_sentence(each, text):
     assert str(each) == text
-
-
-def test_workers_whose_pulse_stands_still_are_silent():
-    before = {worker: Pulse(beats=worker, seen=WAITING) for worker in range(4)}
-    after = {0: Pulse(beats=3, seen=WAITING), **{worker: before[worker] for worker in (3, 1)}}
-    assert silent(before, after) == [1, 3]

@@ -159,6 +159,31 @@ def test_a_later_checkpoint_is_measured_by_the_first():
     assert run.during(TIMEOUT)[0].startswith("worker 1 has been in a checkpoint for 15")
 
 
+def test_workers_that_weigh_by_units_beside_others_that_do_not_are_named_at_once():
+    for most, odd, named in [
+        (Doing.WAITING, Doing.COUNTING, "worker 2 weighs by 'units' where the others weigh by 'samples'"),
+        (Doing.COUNTING, Doing.WAITING, "worker 2 weighs by 'samples' where the others weigh by 'units'"),
+    ]:
+        run = Waiting()
+        run.does(1, most, 5)
+        run.does(2, odd, 5)
+        said, seconds = run.during(TIMEOUT, doing=most)
+        assert said == f"{named}: call weigh_by on every worker or on none"
+        assert seconds < SILENT / 2
+
+
+def test_workers_that_may_go_on_do_not_weigh_apart():
+    run = Waiting()
+    run.does(1, Doing.COUNTING, 5)
+    assert run.during(TIMEOUT, silent=[1]) is None  # It may hold the lock of Python.
+    run.does(2, Doing.COMPUTING, 5)
+    assert run.during(TIMEOUT / 4) is None
+    for doing in (Doing.COUNTING, Doing.WAITING):
+        for worker in (1, 2):
+            run.does(worker, doing, 5)
+        assert run.during(TIMEOUT, doing=doing) is None
+
+
 def test_a_worker_that_comes_on_is_not_late():
     run = Waiting()
     for _ in range(10):
@@ -171,3 +196,29 @@ def test_a_worker_is_not_late_while_another_is_not_waiting_either():
     run.does(1, Doing.COMPUTING, 5)
     run.does(2, Doing.LEFT, 5)
     assert run.during(TIMEOUT - 1) is None
+
+
+def after_failure(others, silent=()):
+    """What worker 0, which waits in iteration 5, says of the others after a collective has failed."""
+    lookout = Lookout(0, ONE, silent_seconds=SILENT, timeout_seconds=40.0)
+    before = {worker: Pulse(beats=7, seen=seen) for worker, seen in others.items()}
+    after = {worker: Pulse(beats=7 + (worker not in silent), seen=seen) for worker, seen in others.items()}
+    return lookout.after_failure(Seen(doing=Doing.WAITING, iteration=5, seconds=12.0), before, after)
+
+
+def does(doing, seconds=12.0):
+    return Seen(doing=doing, iteration=5, seconds=seconds)
+
+
+def test_after_a_failure_those_whose_pulse_stands_still_are_named():
+    others = {1: does(Doing.COMPUTING), 2: does(Doing.WAITING)}
+    assert after_failure(others, silent=[2]).startswith("worker 2 ended, died, stopped or did not answer within 40 s: ")
+    assert after_failure(others, silent=[1, 2]).startswith("workers 1 and 2 ended, died, stopped")
+
+
+def test_after_a_failure_one_that_has_come_less_far_for_long_is_named_and_otherwise_nobody():
+    long, short = does(Doing.COMPUTING), does(Doing.COMPUTING, seconds=9.0)
+    assert after_failure({1: does(Doing.WAITING), 2: long}).startswith("worker 2 has been outside the loader for 12 s")
+    for other in (short, does(Doing.WAITING)):
+        said = after_failure({1: does(Doing.WAITING), 2: other})
+        assert said.startswith("a collective failed although every worker is alive")

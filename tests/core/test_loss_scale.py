@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from evenstep.core.loss_scale import is_mean
+from evenstep.core.loss_scale import is_mean, is_mean_by_norms
 
 SIZES = {"fixed": [12, 9, 3], "two": [18, 6], "nearly alike": [26, 22], "many": [40, 30, 20, 10, 8, 4, 2, 1]}
 
@@ -59,3 +59,21 @@ def test_sizes_may_change_and_gradients_may_be_missing():
     assert is_mean(sizes, levels) is False
     assert is_mean(sizes, np.full(sizes.shape, np.nan)) is None
     assert is_mean(np.full((20, 3), 8), levels) is None
+
+
+@pytest.mark.parametrize("name", ["fixed", "two", "many"])
+@pytest.mark.parametrize("noise", [0.1, 1.0, 10.0])
+def test_the_norms_of_whole_gradients_tell_them_apart_whether_noise_prevails_or_not(name, noise):
+    generator = np.random.default_rng(0)
+    sizes, said = np.tile(SIZES[name], (20, 1)), {True: [], False: []}
+    for mean, found in said.items():
+        for _ in range(20):
+            # Of 50 parameters, of which one alone is to move.
+            summed = sizes[..., np.newaxis] * np.eye(50)[0] + generator.normal(
+                0.0, noise * np.sqrt(sizes / 50)[..., np.newaxis], (*sizes.shape, 50)
+            )
+            norms = np.linalg.norm(summed, axis=2)
+            found.append(is_mean_by_norms(sizes, norms / sizes if mean else norms))
+    assert False not in said[True]
+    assert True not in said[False]
+    assert said[False].count(False) >= 18

@@ -1,40 +1,49 @@
-"""What is said and done when workers of a run on servers die, hang, leave or come back."""
+"""What is said and done when workers of a run die, hang, leave or come back."""
 
 import pytest
 
 from evenstep.core.ending import Ending
-from evenstep.core.supervision import End, Restarts, Say, Stop, Supervision, Why
+from evenstep.core.supervision import Supervision, Why
 
 KILLED = "was killed by SIGKILL"
 
 
 class Run:
-    """Three workers that have come, unless told otherwise; what follows from each event, as text."""
+    """Three workers on servers that have come, unless told otherwise; what follows from each event, as text."""
 
     def __init__(self, *, kept=True, come=True, restarts=0):
         self.supervision = Supervision(workers=3, kept=kept, restarts=restarts)
+        self.now, self.before = 0.0, (set(), None)
         for worker in range(3 if come else 0):
-            assert self.supervision.joined(worker, 10.0) == []
+            assert self.joined(worker) == []
 
     def joined(self, worker):
-        return told(self.supervision.joined(worker, 10.0))
+        self.supervision.joined(worker, 10.0)
+        return self.look(self.now)
+
+    def met(self, worker):
+        self.supervision.told({"event": "meet", "worker": worker})
+        return self.look(self.now)
+
+    def begun(self, number):
+        self.supervision.begun(number)
+        return self.look(self.now)
 
     def left(self, worker, why, now=0.0, **more):
-        return told(self.supervision.left(worker, why, now, **more))
+        self.supervision.left(worker, why, **more)
+        return self.look(now)
 
     def ended(self, worker, exit_code=-9, **more):
-        return told(self.supervision.ended(Ending(worker=worker, exit_code=exit_code, **more)))
+        self.supervision.ended(Ending(worker=worker, exit_code=exit_code, **more))
+        return self.look(self.now)
 
     def look(self, now, *, last=False):
-        return told(self.supervision.look(now, last=last))
-
-
-def told(actions):
-    names = {Say: "{}", End: "end {}", Stop: "stop: {}"}
-    return [
-        names[type(each)].format(each.text if isinstance(each, Say) else getattr(each, "why", None) or each.worker)
-        for each in actions
-    ]
+        """What is said, and what is to be done since the last look."""
+        said = self.supervision.look(now, last=last)
+        (to_end, stopped), self.now = self.before, now
+        self.before = self.supervision.to_end, self.supervision.stopped
+        said += [f"end {worker}" for worker in sorted(self.before[0] - to_end)]
+        return said if stopped == self.before[1] else [*said, f"stop: {self.before[1]}"]
 
 
 def test_a_death_is_said_once_with_what_follows():
@@ -80,12 +89,12 @@ def test_a_death_before_the_run_begins_stops_it_with_one_sentence():
 @pytest.mark.parametrize("met_first", [True, False])
 def test_an_exit_with_0_before_prepare_stops_a_run_in_which_another_waits_there(met_first):
     run = Run(come=False)
-    heard = [lambda: told(run.supervision.met(0)), lambda: run.ended(1, exit_code=0)]
+    heard = [lambda: run.met(0), lambda: run.ended(1, exit_code=0)]
     first, second = heard if met_first else reversed(heard)
     assert first() == []
     stopped = "the others were stopped, since all workers must call prepare"
     assert second() == [f"stop: worker 1 ended with exit code 0 before it called prepare; {stopped}"]
-    assert told(run.supervision.met(2)) == run.ended(0) == []
+    assert run.met(2) == run.ended(0) == []
 
 
 def test_workers_that_never_call_prepare_may_end_one_after_another():
@@ -96,7 +105,7 @@ def test_workers_that_never_call_prepare_may_end_one_after_another():
 def test_workers_that_have_come_to_prepare_and_begun_may_end():
     run = Run(come=False)
     for worker in range(3):
-        assert told(run.supervision.met(worker)) == []
+        assert run.met(worker) == []
     for worker in range(3):
         assert run.joined(worker) == []
     assert run.ended(1, exit_code=0) == []
@@ -142,7 +151,7 @@ def test_a_worker_that_breaks_off_alone_is_said_to():
 def test_a_worker_that_others_go_on_without_after_an_epoch_is_said_to_have_left():
     run = Run()
     assert run.left(1, Why.DONE) == []
-    assert told(run.supervision.missing(1)) == ["worker 1 ended early, between two epochs; the others go on"]
+    assert run.begun(1) == ["worker 1 ended early, between two epochs; the others go on"]
 
 
 def test_one_that_left_without_a_goodbye_is_said_to_have_failed_or_ended_early_in_any_order():
@@ -150,10 +159,10 @@ def test_one_that_left_without_a_goodbye_is_said_to_have_failed_or_ended_early_i
     killed = ["worker 1 was killed by SIGKILL; the others go on"]
     for exit_code, says in ((0, early), (-9, killed)):
         run = Run()
-        assert run.left(1, Why.ENDED) + told(run.supervision.missing(1)) == []
+        assert run.left(1, Why.ENDED) + run.begun(1) == []
         assert run.ended(1, exit_code=exit_code) == says
         run = Run()
-        assert run.left(1, Why.ENDED) + run.ended(1, exit_code=exit_code) + told(run.supervision.missing(1)) == says
+        assert run.left(1, Why.ENDED) + run.ended(1, exit_code=exit_code) + run.begun(1) == says
 
 
 def test_a_worker_that_breaks_off_alone_is_said_to_where_the_others_finish_soon_after():
@@ -179,8 +188,8 @@ def test_a_worker_that_evaluates_after_the_others_have_ended_is_told_of_once_and
     run.ended(0, exit_code=0)
     assert run.look(0.0) == []
     run.ended(2, exit_code=0)
-    assert run.look(1.0) == run.look(11.0) == []
-    assert run.look(11.5) == ["all others ended 10 s ago; worker 1 still runs"]
+    assert run.look(1.0) == run.look(10.0) == []
+    assert run.look(10.5) == ["all others ended 10 s ago; worker 1 still runs"]
     assert run.look(30.0) == []
 
 
@@ -197,8 +206,8 @@ def test_a_worker_that_was_given_up_is_ended_its_timeout_after_all_others_have()
     run.ended(0, exit_code=0)
     assert run.look(0.0) == []
     run.ended(2, exit_code=0)
-    assert run.look(1.0) == run.look(11.0) == []
-    assert run.look(11.5) == ["worker 1 did not come back within 10 s, and is ended", "end 1"]
+    assert run.look(1.0) == run.look(10.0) == []
+    assert run.look(10.5) == ["worker 1 did not come back within 10 s, and is ended", "end 1"]
     assert run.look(30.0) == []
     assert run.supervision.lost == {1: "was silent for 20 s and did not come back"}
 
@@ -222,7 +231,7 @@ def test_a_worker_that_comes_back_in_time_is_not_ended():
     run.ended(2, exit_code=0)
     run.look(1.0)
     assert run.joined(1) == ["worker 1 is back"]
-    assert run.look(20.0) == []
+    assert run.look(11.0) == []
     assert not run.supervision.awaits
 
 
@@ -240,51 +249,132 @@ MISSED = {"exit_code": 1, "message": "WorkerLostError: it missed 1"}
 
 @pytest.mark.parametrize("workers", [3, 0])
 def test_a_worker_that_still_runs_a_minute_after_the_others_is_said_to_once(workers):
-    restarts = Restarts(0, workers)
+    restarts = Supervision(workers=workers, together=True)
     restarts.ended(Ending(worker=0, exit_code=0))
     assert restarts.look(0.0) == restarts.look(100.0) == []
     restarts.ended(Ending(worker=2, exit_code=0))
     assert restarts.look(100.0) == restarts.look(150.0) == []
     expected = ["all others ended 60 s ago; worker 1 still runs"] if workers else []
-    assert told(restarts.look(161.0)) == expected
+    assert restarts.look(161.0) == expected
     assert restarts.look(300.0) == []
 
 
 def test_a_worker_that_has_no_others_is_not_said_to_be_the_last():
-    restarts = Restarts(0, 1)
+    restarts = Supervision(workers=1, together=True)
     assert restarts.look(0.0) == restarts.look(100.0) == []
 
 
 def test_a_restart_of_all_workers_is_said_once_of_the_cause():
-    restarts = Restarts(2)
+    restarts = Supervision(workers=3, together=True, restarts=2)
     restarts.ended(Ending(worker=0, **MISSED))
     assert restarts.look(0.0) == restarts.look(0.5) == []
     restarts.ended(Ending(worker=1, exit_code=-9))
     assert restarts.look(0.5) == []
-    assert told(restarts.look(1.5)) == [f"worker 1 {KILLED}; all workers start again (1 of 2)"]
+    assert restarts.look(1.5) == [f"worker 1 {KILLED}; all workers start again (1 of 2)"]
     assert restarts.look(9.0) == []
 
 
+def test_the_cause_of_a_restart_is_a_worker_that_was_killed_and_not_one_that_a_framework_has_aborted():
+    restarts = Supervision(workers=3, together=True, restarts=1)
+    restarts.ended(Ending(worker=0, exit_code=-6))
+    restarts.ended(Ending(worker=2, exit_code=-9))
+    restarts.look(0.0)
+    assert restarts.look(1.5) == ["worker 2 was killed by SIGKILL; all workers start again (1 of 1)"]
+
+
 def test_a_restart_after_a_worker_that_ended_well_too_early_is_said_of_that_worker():
-    restarts = Restarts(2)
+    restarts = Supervision(workers=3, together=True, restarts=2)
     for restart in (1, 2):
         now = 10.0 * restart
         restarts.ended(Ending(worker=restart, exit_code=0))
         restarts.ended(Ending(worker=0, restarts=restart - 1, **MISSED))
         assert restarts.look(now) == []
-        assert told(restarts.look(now + 2.0)) == [
+        assert restarts.look(now + 2.0) == [
             f"worker {restart} ended with exit code 0 before the others were done; all workers start again"
             f" ({restart} of 2)"
         ]
 
 
 def test_nothing_is_said_of_the_last_failure_of_all_which_is_the_run_s():
-    restarts = Restarts(2)
+    restarts = Supervision(workers=3, together=True, restarts=2)
     restarts.ended(Ending(worker=1, exit_code=-9, restarts=2))
     assert restarts.look(0.0) == restarts.look(9.0, last=True) == []
 
 
 def test_a_restart_is_said_before_the_run_ends():
-    restarts = Restarts(2)
+    restarts = Supervision(workers=3, together=True, restarts=2)
     restarts.ended(Ending(worker=1, exit_code=-9, restarts=1))
-    assert told(restarts.look(0.0, last=True)) == [f"worker 1 {KILLED}; all workers start again (2 of 2)"]
+    assert restarts.look(0.0, last=True) == [f"worker 1 {KILLED}; all workers start again (2 of 2)"]
+
+
+ALL = (0, 1, 2)
+STOPPED = "worker 1 stood still for 4 s, stopped by a signal such as SIGSTOP: find out who sent it"
+
+
+def looking(silent=20.0, timeout=4.0):
+    """Looks at the processes of three workers that end and start together; what is said, and who is to end."""
+    supervision = Supervision(workers=3, together=True, silent_seconds=silent, timeout_seconds=timeout)
+
+    def look(now, *, running=ALL, halted=(), done=(), came=ALL):
+        for worker in done:
+            supervision.ended(Ending(worker=worker, exit_code=0))
+        supervision.processes(running=running, halted=halted, came=came)
+        return supervision.look(now), supervision.to_end, supervision.stopped
+
+    return look
+
+
+NOTHING = ([], set(), None)
+
+
+@pytest.mark.parametrize("limits", [{}, {"silent": 4.0, "timeout": 300.0}])
+def test_a_worker_that_is_stopped_for_longer_than_the_shorter_limit_is_ended_and_said_to_once(limits):
+    look = looking(**limits)
+    assert look(0.0) == look(10.0, halted=[1]) == look(14.0, halted=[1]) == NOTHING
+    assert look(14.1, halted=[1]) == ([STOPPED], {1}, None)
+    assert look(20.0, halted=[1]) == ([], {1}, None)
+
+
+def test_a_worker_that_was_ended_and_is_started_again_is_looked_after_like_before():
+    supervision = Supervision(workers=3, together=True, restarts=1, silent_seconds=4.0)
+    for begin in (0.0, 10.0):
+        supervision.processes(running=ALL, halted=[1], came=ALL)
+        assert supervision.look(begin) == []
+        assert supervision.look(begin + 4.1) == [STOPPED]
+        assert supervision.to_end == {1}
+        supervision.ended(Ending(worker=1, exit_code=-15, asked_to_end=True))
+        supervision.processes(running=[0, 2], halted=(), came=ALL)
+        assert supervision.look(begin + 5.0) == []
+        assert supervision.to_end == set()
+
+
+def test_a_worker_that_goes_on_in_time_is_not_ended_however_often_it_is_stopped():
+    look = looking()
+    for now in range(0, 60, 3):
+        assert look(float(now), halted=[1]) == look(now + 1.0) == NOTHING
+
+
+def test_workers_that_are_all_stopped_keep_nobody_waiting():
+    look = looking()
+    assert look(0.0, halted=ALL) == look(99.0, halted=ALL) == NOTHING
+    assert look(100.0, halted=[1], running=[1]) == look(200.0, halted=[1], running=[1]) == NOTHING
+
+
+def test_a_worker_that_does_not_come_is_ended_once_others_wait_for_it():
+    look = looking()
+    waiting = {"came": [0, 2]}
+    assert look(0.0, came=[]) == look(99.0, came=[]) == look(100.0, **waiting) == look(104.0, **waiting) == NOTHING
+    assert look(104.1, **waiting) == (["worker 1 did not come to prepare within 4 s, and is ended"], {1}, None)
+
+
+def test_a_run_in_which_others_wait_for_a_worker_that_ended_before_it_came_is_stopped():
+    stopped = (
+        "worker 1 ended with exit code 0 before it called prepare; the others were stopped, since all workers must call"
+        " prepare"
+    )
+    assert looking()(0.0, running=[0, 2], done=[1], came=[0]) == ([], set(), stopped)
+
+
+def test_a_worker_that_is_done_is_missed_by_nobody():
+    look = looking()
+    assert look(0.0, running=[0, 2], done=[1]) == look(50.0, running=[0, 2], done=[1]) == NOTHING

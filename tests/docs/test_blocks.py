@@ -59,4 +59,4 @@ def commands():
 def test_a_command_of_a_page_is_understood(page, words):
     name, *rest = words
     subcommand = import_module(f"evenstep.cli.{name}")
-    subcommand.parse(rest) if name in ("run", "doctor") else subcommand.make_parser().parse(rest)
+    subcommand.parse(rest) if name in ("run", "plan") else subcommand.make_parser().parse(rest)

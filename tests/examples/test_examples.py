@@ -27,6 +27,7 @@ SHORT = {
     "gpt.py": ("--steps", "10", "--batch-size", "2", "--context", "32"),
     "lengths.py": ("--epochs", "1", "--longest", "60", "--batch-size", "64", "--width", "16"),
     "own_batches.py": ("--steps", "10", "--batch-size", "2", "--context", "16"),
+    "rollouts.py": ("--steps", "5", "--rollouts", "16"),
     "char_lm.py": ("--iterations", "3", "--report-every", "1", "--global-batch-size", "8", "--width", "32"),
 }
 
@@ -131,6 +132,14 @@ def test_texts_of_unequal_length():
     assert re.fullmatch(r"epoch 1: [\d.]+ bits per character, batch sizes \[\d+, \d+\]", line)
 
 
+@pytest.mark.multiprocess
+def test_rollouts_that_are_divided_train_as_in_one_process():
+    line = re.compile(r"step 5: loss (-?[\d.]+), tokens \[(.+)\], [\d.]+ times as long as the fastest\n")
+    alone, together = (line.fullmatch(run_example("rollouts.py", workers)) for workers in (1, 2))
+    assert float(alone[1]) == pytest.approx(float(together[1]), abs=2e-4)
+    assert int(alone[2]) == sum(map(int, together[2].split(", ")))
+
+
 @pytest.mark.alone
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("name", ["readme", "numpy_balancer"])
@@ -145,7 +154,9 @@ def test_every_command_that_first_contact_types_stands_on_its_page():
     assert all(command in (EXAMPLES.parent / page).read_text() for page, command in CASES.values())
 
 
-@pytest.mark.parametrize("name", ["images.py", "gpt.py", "fsdp.py", "resume.py", "lengths.py", "own_batches.py"])
+@pytest.mark.parametrize(
+    "name", ["images.py", "gpt.py", "fsdp.py", "resume.py", "lengths.py", "own_batches.py", "rollouts.py"]
+)
 def test_an_example_can_be_read_at_a_glance(name):
     assert len((EXAMPLES / name).read_text().splitlines()) < 80
 

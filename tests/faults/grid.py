@@ -144,10 +144,10 @@ def _run_forked(cell, folder, outcome):
     for name in ("tmp", "status"):
         (folder / name).mkdir()
     environment = {"TMPDIR": str(folder / "tmp"), "WORLD_SIZE": str(COUNT), **meeting_place()}
-    said = []
+    said, supervision = [], Supervision(workers=COUNT)
     watch = Watch(
         folder / "status",
-        Supervision(workers=COUNT, kept=True),
+        supervision,
         say=lambda text: said.append(f"evenstep: {text}\n"),
         end_seconds=0.5,
     )
@@ -156,15 +156,15 @@ def _run_forked(cell, folder, outcome):
         try:
             if cell.served:
                 with watch:
-                    workers.follow(watch)
+                    workers.follow(supervision)
             else:
                 workers.follow(None)
         finally:
             outcome.codes = workers.end()
             outcome.left += workers.left()
     outcome.terminal = "".join([*said, *(path.read_text() for path in sorted(folder.glob("terminal-*")))])
-    if watch.stopped is not None:
-        outcome.terminal += f"evenstep: {watch.stopped}\n"
+    if supervision.stopped is not None:
+        outcome.terminal += f"evenstep: {supervision.stopped}\n"
 
 
 class Workers:
@@ -183,7 +183,7 @@ class Workers:
             self._processes.append(process)
         self._running = dict(enumerate(self._processes))
 
-    def follow(self, watch):
+    def follow(self, supervision):
         """Until all have ended, or all but a victim that is to stay; the victim goes on after its pause."""
         ends = time.monotonic() + GUARD_SECONDS
         while self._running and time.monotonic() < ends:
@@ -191,18 +191,19 @@ class Workers:
             for rank, process in list(self._running.items()):
                 process.join(POLL_SECONDS / COUNT)
                 if process.exitcode is not None:
-                    self._note(rank, process.exitcode, watch)
+                    self._note(rank, process.exitcode, supervision)
             if set(self._running) <= set(self._cell.faults) and self._cell.expected.victim == "stays":
                 return
 
-    def _note(self, rank, exit_code, watch):
+    def _note(self, rank, exit_code, supervision):
         """As a keeper does."""
+        asked = supervision is not None and (supervision.stopped is not None or rank in supervision.to_end)
         del self._running[rank]
         group_file(self._status, rank).unlink()
         status = {
             "exit_code": exit_code,
             "message": first_message(str(self._folder / f"error-{rank}.json")),
-            "asked_to_end": watch is not None and watch.was_asked(rank),
+            "asked_to_end": asked,
             "at_seconds": time.time(),
         }
         file = status_file(self._status, rank).with_suffix(".tmp")

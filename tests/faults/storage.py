@@ -19,7 +19,8 @@ from support.served import environment, forked, serve_on, server_events
 from support.training import Run
 
 import evenstep
-from faults.storage_cells import CUT, FLIPPED, FULL, READ_ONLY
+from evenstep.checkpoint.writing import Saver
+from faults.storage_cells import CUT, FLIPPED, FULL, READ_ONLY, RESTORING, SAVING, SAVING_ASIDE
 
 RUNS = {
     "checkpoint": Run(scheme="lb-bsp", samples=48, batch_size=4, epochs=2),
@@ -83,7 +84,7 @@ class Disk:
 
 
 def damage(folder, end, fault):
-    (path,) = (each for each in folder.rglob("*") if each.as_posix().endswith(end) and "__1_" not in each.name)
+    (path,) = (each for each in folder.rglob("*") if each.as_posix().endswith(end))
     content = bytearray(path.read_bytes())
     if fault == CUT:
         del content[-1]
@@ -116,13 +117,13 @@ def _check_checkpoint(cell, folder, weights):
     if wrong:
         return wrong
     said = [each.value["said"] for each in first]
-    if cell.doing == "saving" and cell.outcome == "refused":
+    if cell.doing != RESTORING and cell.outcome == "refused":
         wrong += [f"no sentence: {each}" for each in said if not _is_a_sentence(each)]
     else:
         wrong += [f"refused: {each}" for each in said if each]
     wrong += _differing(first, weights)
-    second = run_workers(go_on, 2, cell, folder, cell.doing == "restoring")
-    if cell.doing == "restoring" and cell.outcome == "refused":
+    second = run_workers(go_on, 2, cell, folder, cell.doing == RESTORING)
+    if cell.doing == RESTORING and cell.outcome == "refused":
         wrong += [f"no sentence: {each.error}" for each in second if not _is_a_sentence(each.error)]
         second = run_workers(go_on, 2, cell, folder, False)
     wrong += [f"restoring, {each.error or each.exitcode}" for each in second if each.value is None]
@@ -155,10 +156,14 @@ def save_thrice(cell, folder):
             training.step(model, optimizer, inputs, targets)
             if (epoch, loader.iteration) not in ((0, 2), (0, 4), (1, 2)):
                 continue
-            disk.fails = (epoch, loader.iteration) == (0, 4) and cell.doing == "saving"
+            disk.fails = (epoch, loader.iteration) == (0, 4) and cell.doing != RESTORING
+            aside = disk.fails and cell.doing == SAVING_ASIDE
             keep = 1 if cell.moment == "the rotation" else 2
             try:
-                evenstep.checkpoint.save(folder / "checkpoints", model, optimizer, loader, keep=keep)
+                evenstep.checkpoint.save(
+                    folder / "checkpoints", model, optimizer, loader, keep=keep, asynchronous=aside
+                )
+                Saver.of(folder / "checkpoints", loader.engine).wait()
             except evenstep.CheckpointError as error:
                 said = f"CheckpointError: {error}"
             if loader.iteration == 4:
@@ -189,15 +194,15 @@ def go_on(cell, folder, fails):
 
 
 def _check_snapshot(cell, folder, weights):
-    first = _serve(cell, folder, 3, fails=cell.doing == "saving", resume=False)
+    first = _serve(cell, folder, 3, fails=cell.doing == SAVING, resume=False)
     wrong = [] if first.value is not None else [f"the worker: {first.error or first.exitcode}"]
     told = [
         *server_events(folder, "snapshot_failed"),
         *(folder / "server-1.jsonl").read_text().split("snapshot_failed")[1:],
     ]
-    if cell.doing == "saving" and bool(told) != (cell.outcome == "refused"):
+    if cell.doing == SAVING and bool(told) != (cell.outcome == "refused"):
         wrong.append(f"of snapshots was told: {told}")
-    second = _serve(cell, folder, 4, fails=cell.doing == "restoring", resume=True)
+    second = _serve(cell, folder, 4, fails=cell.doing == RESTORING, resume=True)
     if second.value is None:
         return [*wrong, f"the worker: {second.error or second.exitcode}"]
     versions = {True: (36,), False: (24,), None: (24, 36)}[cell.newest]

@@ -5,6 +5,7 @@ from itertools import product
 
 STORAGE = "storage"
 """In the place of a launcher, in the rows of the table."""
+SAVING, SAVING_ASIDE, RESTORING = "saving", "saving while training goes on", "restoring"
 FULL, READ_ONLY, REFUSED = "full", "read-only", "refused for a second"
 """ENOSPC; EROFS until the save is over; EACCES."""
 CUT, FLIPPED = "file cut", "bit flipped"
@@ -30,30 +31,26 @@ class Place:
 CHECKPOINT_SAVING = {
     "the folder": Place("os.mkdir", ".partial-checkpoint-000002"),
     "the lock": Place("write", "manifest.json"),
-    "the values": Place("write", "values.pt"),
-    "the run": Place("write", "run.json"),
-    "the generators": Place("write", "generators-1.pt", worker=1),
-    "the tensors": Place("write", ".distcp"),
-    "the metadata": Place("write", "tensors/.metadata.tmp"),
-    "the digests": Place("read", "values.pt", number=1),  # After that of the fsync.
+    "the tensors": Place("write", "__0_0.distcp"),
+    "the generators": Place("write", "__1_0.distcp", worker=1),  # All that worker 1 writes of a model that is whole.
+    "the digests": Place("read", "__0_0.distcp", number=1),  # After that of the fsync.
+    "the metadata": Place("write", ".metadata.tmp"),
     "the manifest": Place("write", "manifest.json", number=1),
     "the name": Place("os.rename", ".partial-checkpoint-000002"),
     "the sync of the name": Place("read", "checkpoints"),
-    "the rotation": Place("os.remove", "values.pt"),
+    "the rotation": Place("os.remove", "manifest.json"),
 }
-CHECKPOINT_FILES = (
-    "manifest.json", "run.json", "values.pt", "generators-0.pt", "generators-1.pt", "tensors/.metadata", ".distcp",
-)  # fmt: skip
+WRITTEN_BY_A_THREAD = ("the tensors", "the generators", "the metadata", "the name")
+CHECKPOINT_FILES = ("manifest.json", ".metadata", "__0_0.distcp", "__1_0.distcp")
 CHECKPOINT_RESTORING = {
     "the list": Place("os.listdir", "checkpoints"),
     "the manifest": Place("read", "manifest.json"),
-    "the check": Place("read", "generators-0.pt"),
-    "the run": Place("read", "run.json", number=1),
-    "the values": Place("read", "values.pt", worker=1),  # Worker 0 checks this one, and worker 1 the metadata.
-    "the generators": Place("read", "generators-1.pt", number=1, worker=1),
-    "the metadata": Place("read", "tensors/.metadata"),
-    "the metadata, by torch": Place("read", "tensors/.metadata", number=1),
-    "the tensors": Place("read", ".distcp", number=1),
+    "the check": Place("read", "__1_0.distcp"),  # Worker 0 checks this one and the metadata, and worker 1 the other.
+    "the metadata": Place("read", ".metadata", number=1),
+    "the metadata, by torch": Place("read", ".metadata", number=2),
+    "the values": Place("read", "__0_0.distcp"),
+    "the generators": Place("read", "__1_0.distcp", worker=1),
+    "the tensors": Place("read", "__0_0.distcp", number=1),
 }
 SNAPSHOT_SAVING = {
     "the folder": Place("os.mkdir", "version-000000000036", worker=None),  # Whichever server makes it first.
@@ -106,7 +103,12 @@ class StorageCell:
 def storage_cells():
     """Each fault at each operation that can meet it."""
     cells = []
-    for what, places in (("checkpoint", CHECKPOINT_SAVING), ("snapshot", SNAPSHOT_SAVING)):
+    aside = {moment: CHECKPOINT_SAVING[moment] for moment in WRITTEN_BY_A_THREAD}
+    for what, doing, places in (
+        ("checkpoint", SAVING, CHECKPOINT_SAVING),
+        ("checkpoint", SAVING_ASIDE, aside),
+        ("snapshot", SAVING, SNAPSHOT_SAVING),
+    ):
         for (moment, place), fault in product(places.items(), (FULL, READ_ONLY, REFUSED)):
             if fault == FULL and (place.event in ("read", "os.remove", "os.rmdir") or moment == "the lock"):
                 continue  # These need no room.
@@ -115,24 +117,20 @@ def storage_cells():
             named = moment in ("the sync of the name", "the rotation")
             outcome = "saved" if moment == "the rotation" else "refused"
             again = what == "snapshot" and fault != READ_ONLY  # When the servers end.
-            cells.append(
-                StorageCell(what, "saving", moment, fault, place, outcome, named or (None if again else False))
-            )
+            cells.append(StorageCell(what, doing, moment, fault, place, outcome, named or (None if again else False)))
     for what, files, done in (
         ("checkpoint", CHECKPOINT_FILES, Place("os.rename", ".partial-checkpoint-000002")),
         ("snapshot", SNAPSHOT_FILES, Place("read", "version-000000000036")),
     ):
         for file, fault in product(files, (CUT, FLIPPED)):
             place = Place(done.event, done.path, damaged=file)
-            cells.append(StorageCell(what, "saving", f"{file} once written", fault, place, "saved", False))
+            cells.append(StorageCell(what, SAVING, f"{file} once written", fault, place, "saved", False))
     for what, places in (("checkpoint", CHECKPOINT_RESTORING), ("snapshot", SNAPSHOT_RESTORING)):
         for moment, place in places.items():
-            # torch tries once.
-            outcome = "refused" if moment in ("the metadata, by torch", "the tensors") else "restored"
-            cells.append(StorageCell(what, "restoring", moment, REFUSED, place, outcome, True))
+            cells.append(StorageCell(what, RESTORING, moment, REFUSED, place, "restored", True))
     # To restore, nothing is written.
     first = CHECKPOINT_RESTORING["the list"]
-    return [*cells, StorageCell("checkpoint", "restoring", "the list", READ_ONLY, first, "restored", True)]
+    return [*cells, StorageCell("checkpoint", RESTORING, "the list", READ_ONLY, first, "restored", True)]
 
 
 def storage_part(cells):

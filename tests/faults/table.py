@@ -1,9 +1,12 @@
-"""Writes what came of the cells of the grid as a page of the documents."""
+"""Writes what came of the cells of the grid as a page of the documents.
+
+Those of another framework are run in an environment of its own, and have a section each.
+"""
 
 import platform
+import re
 from collections import defaultdict
-
-import torch
+from importlib.metadata import version
 
 from faults.cells import COUNT, FAULTS, MOMENTS, SCHEMES
 from faults.storage_cells import STORAGE
@@ -39,18 +42,82 @@ one for worker 0 and one for worker {COUNT - 1}, and has the longer time. The ma
 """
 
 _STORAGE_INTRO = """\
-`lb-bsp` on two workers saves and restores checkpoints, and two servers their snapshots. The fault befalls one operation
-on a file: ENOSPC, EROFS until the save is over, EACCES for a second, or a file that is cut short or has another bit.
-What is refused, is refused with a sentence; a script that catches it trains on, and so do runs on servers. Then the run
-is started again from what there was, and its last weights are compared with those of an undisturbed one. No file of the
-user's is touched.
+`lb-bsp` on two workers saves checkpoints, at once or while training goes on, and restores them, and two servers their
+snapshots. The fault befalls one operation on a file: ENOSPC, EROFS until the save is over, EACCES for a second, or a
+file that is cut short or has another bit. What is refused, is refused with a sentence; a script that catches it trains
+on, and so do runs on servers. Then the run is started again from what there was, and its last weights are compared with
+those of an undisturbed one. No file of the user's is touched.
 """
 
 
+_UNDER_RUN = """\
+Worker 1 of three under `evenstep run`, with `--heartbeat 2`, and with `--timeout 20` where it hangs and at the start.
+The run ends, and the terminal names worker 1 (**stopped**); `prepare` ends on all workers with an error that names it
+(**refused**); or all train to the end (**finish**). At the end nobody waits for a worker that is stopped or hangs. The
+seconds are to the end of the run, from the fault or, in the last four rows, from before `prepare`. The machine ran
+several cells, and other tests, at a time.
+
+- **another model**: a weight of another shape on worker 1
+- **other data**: the same samples in another order
+- **NaN**: in its gradient, which is left out; a warning names worker 1
+- **NaN refused**: the same with `nonfinite=refuse`
+"""
+_UNDER_FLOWER = """\
+One of three nodes, in its second piece of work, under `LoadBalanced` with `patience=1.5` (with rounds) and under
+`Asynchronous` with `ssp:bound=1` and `timeout=20` (without rounds). The log names the node, the other nodes do the
+work, and training ends after all of it (**finish**).
+
+- **killed**, **stopped**: the SuperNode and its app
+- **raises**, **exits**, **hangs**: the app
+- **another model**: a reply with arrays of another shape
+- **NaN**: a reply with NaNs
+- **lies**: a reply that says that it took 1e9 s, on which nothing rests without rounds
+"""
+FRAMEWORKS = {
+    "tensorflow": ("TensorFlow", "tensorflow-cpu", _UNDER_RUN),
+    "jax": ("JAX", "jax", _UNDER_RUN),
+    "mxnet": ("MXNet", "mxnet", _UNDER_RUN),
+    "flower": ("Flower", "flwr", _UNDER_FLOWER),
+}
+"""By the first value of a row: the name, the package, and what a section says."""
+_SECTIONS = re.compile(
+    rf"^## (?:{'|'.join(name for name, *_ in FRAMEWORKS.values())})\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE
+)
+_ORDER = (
+    *("killed", "stopped", "hangs", "exits", "raises", "another model", "other data", "NaN", "NaN refused", "lies"),
+    *("start", "first iteration", "mid-epoch", "evaluation", "close", "with rounds", "without rounds"),
+)
+"""Of the rows and columns of a section."""
+
+
 def write(path, rows):
-    """A page of rows as `Cell.row` gives them."""
-    versions = f"Python {platform.python_version()}, PyTorch {torch.__version__}, {len(rows)} cells.\n"
-    path.write_text("\n".join([_INTRO, versions, *_single(rows), *_others(rows), *_storage(rows)]), encoding="utf-8")
+    """Put rows as `Cell.row` gives them onto the page: all of it, or the sections of other frameworks."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    sections = {each.partition("\n")[0]: each for each in _SECTIONS.findall(text)}
+    own = [row for row in rows if row[0] not in FRAMEWORKS]
+    if own:
+        versions = f"Python {platform.python_version()}, PyTorch {version('torch')}, {len(own)} cells.\n"
+        text = "\n".join([_INTRO, versions, *_single(own), *_others(own), *_storage(own)])
+    for framework in FRAMEWORKS:
+        if found := [row for row in rows if row[0] == framework]:
+            section = "\n".join(_framework(framework, found))
+            sections[section.partition("\n")[0]] = section
+    page = [_SECTIONS.sub("", text).rstrip("\n"), *(sections[each].rstrip("\n") for each in sorted(sections))]
+    path.write_text("\n\n".join(page) + "\n", encoding="utf-8")
+
+
+def _framework(framework, rows):
+    """A table of faults by moments, under a heading."""
+    name, package, intro = FRAMEWORKS[framework]
+    cells = {(fault, moment): [(outcome, seconds)] for _, _, moment, fault, outcome, seconds in rows}
+    faults, moments = ([each for each in _ORDER if any(key[at] == each for key in cells)] for at in (0, 1))
+    yield f"## {name}\n"
+    yield intro
+    yield f"Python {platform.python_version()}, {name} {version(package)}, {len(rows)} cells.\n"
+    yield _line(["", *moments])
+    yield _line(["---"] * (1 + len(moments)))
+    for fault in faults:
+        yield _line([fault, *(_outcome(cells.get((fault, moment), [])) for moment in moments)])
 
 
 def _single(rows):

@@ -149,13 +149,13 @@ def train(cell, folder):
                 save(cell, folder, fault, model, optimizer, loader)
     if cell.expected.others == "stopped" and fault.rank not in cell.faults:
         signal.pause()  # The launcher looks a few times a second, and this script could be done by then.
-    close, balancer = loader.engine.balancer.close, loader.engine.balancer
+    close, tracker = loader.engine.tracker.close, loader.engine.tracker
 
     def closing():
         fault.at("close")
         close()
 
-    balancer.close = closing
+    tracker.close = closing
     loader.close()
     Path(folder, f"finished-{fault.rank}").touch()
 

@@ -2,11 +2,14 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from support.frameworks.faults import FAULTS, HEARTBEAT, TIMEOUT
 from support.frameworks.servers import torch_python
 from support.frameworks.table import require
 from support.frameworks.task import WORKERS
@@ -17,21 +20,16 @@ from support.of_tensorflow import QUIET
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "tests/support/frameworks/faulty.py")
 FRAMEWORKS = ("jax", "tensorflow", "mxnet")
+END_SECONDS = 10.0
+"""In which SIGTERM ends a run."""
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("frameworks")]
-NAMED = {
-    "SIGKILL": r"worker 1 was killed by SIGKILL",
-    "SIGSTOP": r"worker 1 stood still for 2 s, stopped by a signal",
-    "hangs": r"worker 1 did not come to the next exchange within 20 s",
-    "never comes": r"worker 1 did not come to prepare within 20 s",
-    "exits": r"worker 1 (is gone: its own output tells why|had ended with exit code 0)",
-    "raises": r"worker 1 (ended with exit code 1|is gone: its own output tells why)",
-}
-WAITED_FOR = ("hangs", "never comes")
+OFTEN = [("stopped", "mid-epoch"), ("hangs", "mid-epoch"), ("NaN refused", "mid-epoch")]
+"""The others are for `make faults`."""
 
 
-def command(framework, fault, *options, fifos=()):
-    script = [SCRIPT, framework, fault, *map(str, fifos)]
+def command(framework, folder, fault, moment, *options):
+    script = [SCRIPT, framework, fault, moment, str(folder)]
     options = ["--workers", str(WORKERS), "--framework", framework, *options, "--no-python", sys.executable]
     return [torch_python(), "-m", "evenstep", "run", *options, *script]
 
@@ -42,24 +40,66 @@ def environment():
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [fault if fault in ("SIGSTOP", "hangs") else pytest.param(fault, marks=pytest.mark.faults) for fault in NAMED],
+    ("fault", "moment"),
+    [cell if cell in OFTEN else pytest.param(*cell, marks=pytest.mark.faults) for cell in FAULTS],
 )
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_worker_that_is_lost_is_named_and_the_run_ends(framework, fault):
+def test_a_fault_of_one_worker_is_named_and_the_run_ends(framework, fault, moment, tmp_path, record_property):
     require(framework)
+    timeout = TIMEOUT if fault == "hangs" or moment == "start" else 120
     ended = subprocess.run(
-        command(framework, fault, "--timeout", "20" if fault in WAITED_FOR else "120", "--heartbeat", "2"),
+        command(framework, tmp_path, fault, moment, "--timeout", str(timeout), "--heartbeat", str(HEARTBEAT)),
         env=environment(),
         capture_output=True,
         text=True,
         timeout=GUARD_SECONDS,
         check=False,
     )
-    assert ended.returncode, ended.stderr
-    said = [line for line in ended.stderr.splitlines() if line.startswith("evenstep: ")]
-    assert re.search(NAMED[fault], "\n".join(said)), ended.stderr
+    seconds = time.time() - (tmp_path / "fired").stat().st_mtime
+    outcome, named = FAULTS[fault, moment]
+    assert bool(ended.returncode) is (outcome != "finish"), ended.stderr
+    assert re.search(named, ended.stderr), ended.stderr
+    if outcome != "finish":
+        said = [line for line in ended.stderr.splitlines() if line.startswith("evenstep: ")]
+        assert any("worker 1" in line for line in said), ended.stderr
     assert "worker 1 takes SIGTERM" not in ended.stdout  # With which torchrun ends it, and waits for 30 s.
+    record_property("cell", [framework, "", moment, fault, outcome, round(seconds, 1)])
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_sigterm_ends_all_of_a_run(framework, tmp_path):
+    require(framework)
+    for name in ("ready", "go on"):
+        os.mkfifo(tmp_path / name)
+    started = command(framework, tmp_path, "waits", "mid-epoch")
+    with subprocess.Popen(started, env=environment(), stderr=subprocess.PIPE, text=True) as run:
+        (tmp_path / "ready").read_text()
+        run.send_signal(signal.SIGTERM)
+        _, said = run.communicate(timeout=END_SECONDS)
+    assert run.returncode == 128 + signal.SIGTERM
+    assert "evenstep: ended by SIGTERM: every worker was stopped" in said
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_run_starts_again_or_says_that_it_cannot(framework, tmp_path):
+    require(framework)
+    ended = subprocess.run(
+        command(framework, tmp_path, "killed", "mid-epoch", "--max-restarts", "1"),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=GUARD_SECONDS,
+        check=False,
+    )
+    if framework == "mxnet":
+        assert ended.stderr.startswith(
+            "evenstep: --max-restarts cannot work with MXNet, whose scheduler lets no worker"
+        )
+        assert not (tmp_path / "fired").exists()
+    else:
+        assert ended.returncode == 0, ended.stderr
+        assert "worker 1 was killed by SIGKILL" in ended.stderr
+        assert (tmp_path / "fired").exists()
 
 
 def reached(address, ports):
@@ -79,17 +119,17 @@ def test_another_host_reaches_no_port_of_a_run_on_one_host_or_the_terminal_says_
     framework, options, is_open, tmp_path
 ):
     require(framework)
-    ports, looked, said = tmp_path / "ports", tmp_path / "looked", tmp_path / "said"
-    os.mkfifo(ports)
-    os.mkfifo(looked)
+    said = tmp_path / "said"
+    for name in ("ready", "go on"):
+        os.mkfifo(tmp_path / name)
     with two_hosts() as ((here, _, address), (there, _, _)), said.open("w") as output:
-        started = ["ip", "netns", "exec", here, *command(framework, "listens", *options, fifos=(ports, looked))]
+        started = ["ip", "netns", "exec", here, *command(framework, tmp_path, "listens", "mid-epoch", *options)]
         with subprocess.Popen(started, env=environment(), stdout=output, stderr=subprocess.STDOUT) as run:
-            listening = ports.read_text().split()
+            listening = (tmp_path / "ready").read_text().split()
             assert len(listening) >= WORKERS
             looking = ["ip", "netns", "exec", there, *reached(address, listening)]
             found = int(subprocess.run(looking, capture_output=True, text=True, check=True).stdout)
-            looked.write_text("")
+            (tmp_path / "go on").write_text("")
             assert run.wait(GUARD_SECONDS) == 0, said.read_text()
     assert (found > 0) is is_open
     assert ("the ports of TensorFlow are open to the network without a secret" in said.read_text()) is is_open

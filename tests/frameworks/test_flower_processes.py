@@ -5,6 +5,7 @@ And Flower's simulation engine, on Ray.
 """
 
 import re
+import time
 from importlib.util import find_spec
 
 import pytest
@@ -59,6 +60,34 @@ def test_training_goes_on_and_each_faulty_node_is_named(federation, tmp_path):
     assert not {str(federation.id_of(NAN)), str(federation.id_of(BROKEN))} & set(done)
     assert len(done) >= ROUNDS * 4
     assert accuracy(text) > 0.5
+
+
+LATE = r"goes on without node {}, whose reply is late"
+AWAY = r"node {} (has been away for|has vanished|failed)"
+LEFT_OUT = r"the reply of node {} .* and is left out"
+NAMED = {
+    **dict.fromkeys(("killed", "stopped", "hangs", "exits"), (LATE, AWAY)),
+    "raises": (r"error in reply from node {}", r"node {} failed"),
+    **dict.fromkeys(("another model", "NaN"), (LEFT_OUT, LEFT_OUT)),
+    "lies": (r"node {} says 1e\+09 s, which count as",),
+}
+"""With rounds, and without, where nothing rests on the seconds that a node says."""
+WAYS = {"with rounds": {"patience": 1.5}, "without rounds": {"scheme": '"ssp:bound=1"', "timeout": 20.0}}
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("fault", "way"), [(fault, way) for fault in NAMED for way in [*WAYS][: len(NAMED[fault])]])
+def test_a_fault_of_one_node_is_named_and_the_others_do_the_work(fault, way, tmp_path, record_property):
+    federation = Federation(tmp_path, [{}, {"fault": '"{}"'.format(fault.replace(" ", "-"))}, {}])
+    try:
+        text = run_app(federation, faulty_app(tmp_path / "app"), rounds=4, nodes=3, **WAYS[way]).text()
+        node = federation.id_of(1)
+    finally:
+        federation.close()
+    seconds = time.time() - (tmp_path / "fired").stat().st_mtime
+    assert re.search(NAMED[fault][way == "without rounds"].format(node), text), text
+    assert accuracy(text) > 0.5
+    record_property("cell", ["flower", "", way, fault, "finish", round(seconds, 1)])
 
 
 @pytest.fixture

@@ -3,12 +3,13 @@
 import re
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
-from support.frameworks.start import free_port
 from support.frameworks.table import require
 from support.guard import GUARD_SECONDS
+from support.ports import free_port
 
 import evenstep
 
@@ -30,7 +31,7 @@ class Short:
 def session_of(scheme="bsp", **given):
     from evenstep.jax import Session
 
-    return Session(scheme, **{"data": ROWS, "global_batch_size": 8, "shuffle": False} | given)
+    return Session(scheme, **{"weights": ROWS, "data": ROWS, "global_batch_size": 8, "shuffle": False} | given)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def session_of(scheme="bsp", **given):
             "the arrays of data must have equally many rows, one for each sample, but they ha",
         ),
         ({"data": ()}, "the arrays of data must have equally many rows, one for each sample, but there are none"),
-        ({"data": Short()}, "data returned ndarray of shape [2] for 3 indices: let its __getitem__ take an array of"),
+        ({"data": Short()}, "the data returned an array of shape [2] for 3 indices: let its __getitem__ take an array"),
         ({"partition": "private"}, "partition must be 'common' or None, not 'private': data that stay with their"),
         ({"timeout": 0}, "timeout must be a positive number of seconds"),
         ({"pad": 0}, "pad must be a whole number from 1"),
@@ -118,7 +119,7 @@ import evenstep.jax
 address, rank = sys.argv[1], int(sys.argv[2])
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(address, 2, rank, shutdown_timeout_seconds=10)
-session = evenstep.jax.Session("bsp", data=np.arange(100.0), global_batch_size=10)
+session = evenstep.jax.Session("bsp", weights=(), data=np.arange(100.0), global_batch_size=10)
 for batch in session.epoch():
     if rank == 1 and session.share.iteration == 2:
         raise ValueError("an error of the script")
@@ -143,26 +144,51 @@ def test_an_error_in_the_script_of_one_worker_ends_the_others(tmp_path):
     assert [worker.returncode for worker in workers] == [1, 1]
 
 
-SHARDED = """
+UNLIKE = """
 import sys
 
 import jax
 import numpy as np
 
+import evenstep
 import evenstep.jax
 
 address, rank = sys.argv[1], int(sys.argv[2])
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(address, 2, rank)
-rows = np.arange(100.0)[rank::2]
-session = evenstep.jax.Session("bsp", data=rows, global_batch_size=10, partition="common")
-evenstep.jax.Session("bsp", data=rows, global_batch_size=10)
+
+
+def session_of(rows=np.arange(100.0), weights=(), **given):
+    return evenstep.jax.Session("bsp", weights=weights, data=rows, global_batch_size=10, **given)
+
+
+def said(call):
+    try:
+        call()
+    except evenstep.DisagreementError as error:
+        return str(error)
+
+
+shard = np.arange(100.0)[rank::2]
+assert said(lambda: session_of(shard, partition="common")) is None
+told = said(lambda: session_of(shard))
+assert told.startswith("worker 1 has other samples than worker 0, in a dataset of the same length"), told
+weights = {"bias": np.zeros(3, "float32"), "key": jax.random.key(rank)}
+assert said(lambda: session_of(weights=weights | {"key": jax.random.key(1)})) is None
+told = said(lambda: session_of(weights=weights))
+assert told.startswith("worker 1 has \\"an array ['key']: key<fry> [] with the checksum "), told
+assert told.endswith("start every worker with the same model and optimizer"), told
+session = session_of()
+for batch in session.epoch():
+    told = said(lambda: session.mean(np.ones(2 + rank, "float32")))
+    assert told.startswith("worker 1 has 'an array : float32 [3]' where worker 0 has 'an array : float32 [2]'"), told
+    break
 """
 
 
 @pytest.mark.multiprocess
-def test_shards_of_the_same_length_are_no_common_data(tmp_path):
-    (tmp_path / "train.py").write_text(SHARDED)
+def test_workers_with_other_samples_first_weights_or_gradients_are_named(tmp_path):
+    (tmp_path / "train.py").write_text(UNLIKE)
     address = f"127.0.0.1:{free_port()}"
     workers = [
         subprocess.Popen(
@@ -170,10 +196,8 @@ def test_shards_of_the_same_length_are_no_common_data(tmp_path):
         )
         for rank in range(2)
     ]
-    for worker in workers:
-        said = worker.communicate(timeout=GUARD_SECONDS)[1]
-        assert "DisagreementError: worker 1 has other samples than worker 0, in a dataset of the same length" in said
-    assert [worker.returncode for worker in workers] == [1, 1]
+    said = [worker.communicate(timeout=GUARD_SECONDS)[1] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], said
 
 
 LEFT = """
@@ -182,7 +206,7 @@ import numpy as np
 
 import evenstep.jax
 
-session = evenstep.jax.Session("bsp", data=np.arange(100.0), global_batch_size=10)
+session = evenstep.jax.Session("bsp", weights=(), data=np.arange(100.0), global_batch_size=10)
 mean = jax.jit(lambda batch: batch.mean())
 epoch = session.epoch()
 for batch in epoch:
@@ -198,6 +222,37 @@ def test_a_script_may_end_with_an_epoch_that_it_left(tmp_path):
         [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=GUARD_SECONDS, check=True
     )
     assert "Exception ignored" not in ended.stderr
+
+
+class Ahead:
+    """Rows, each padded to the longest of its batch; it says when a batch is fetched in a thread."""
+
+    def __init__(self, padded):
+        self.padded, self.began = padded, threading.Event()
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, indices):
+        if threading.current_thread() is not threading.main_thread():
+            self.began.set()
+        return np.repeat(indices[:, None], indices.max() + 1 if self.padded else 3, 1).astype("float32")
+
+
+@pytest.mark.parametrize("pad", [None, 4])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_the_next_batch_is_fetched_while_this_one_is_computed_on(padded, pad, prefetch):
+    data = Ahead(padded)
+    session = session_of(data=data, pad=pad, prefetch=prefetch)
+    for batch in session.epoch():
+        batch = batch[0] if pad else batch
+        np.testing.assert_array_equal(batch, data[session.share.indices])
+        if prefetch and session.share.iteration < 4:
+            assert data.began.wait(GUARD_SECONDS)
+        assert data.began.is_set() <= prefetch
+        data.began.clear()
+        session.mean(batch)
 
 
 def test_a_batch_without_a_mean_is_refused():

@@ -39,8 +39,7 @@ def made(kvstore="dist_sync", dtype="float32", in_units=3, step=False, loader=No
         ({"compression_params": {"type": "2bit"}}, "compressed gradients cannot be weighted exactly"),
         ({"in_units": 0}, "the parameter dense"),
         ({"dtype": "float16"}, "the parameter dense"),
-        ({"loader": {"last_batch": "rollover"}}, 'the loader has last_batch="rollover" or num_workers'),
-        ({"loader": {"num_workers": 1, "thread_pool": True}}, 'the loader has last_batch="rollover" or num_workers'),
+        ({"loader": {"last_batch": "rollover"}}, 'the loader has last_batch="rollover": leave it out'),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_sentence(given, sentence, monkeypatch):

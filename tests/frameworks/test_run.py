@@ -19,13 +19,13 @@ ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("frameworks")]
 
 
-def run(folder, framework, script, workers, *options):
+def run(folder, framework, script, workers, *options, arguments=()):
     """The process of `evenstep run`, which has ended."""
     require(framework)
     (folder / "train.py").write_text(script)
-    options = ["--workers", str(workers), *options, "--framework", framework, "--no-python", sys.executable, "train.py"]
+    options = ["--workers", str(workers), *options, "--framework", framework, "--no-python", sys.executable]
     return subprocess.run(
-        [torch_python(), "-m", "evenstep", "run", *options],
+        [torch_python(), "-m", "evenstep", "run", *options, "train.py", *arguments],
         cwd=folder,
         env={**os.environ, **QUIET, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
@@ -43,7 +43,7 @@ def test_the_script_of_the_page_gives_the_slow_worker_less(framework, tmp_path):
     assert ended.returncode == 0, ended.stderr
     told = re.search(r"batch sizes (\d+) (\d+) at first, (\d+) (\d+) at the end", ended.stderr)
     first, second, more, less = map(int, told.groups())
-    assert less < second / 2
+    assert less < second  # By how much depends on what else the machine does.
     assert first + second == more + less
     # JAX compiles for its first sizes, which it has for one iteration: too little to tell how long they take.
     assert framework == "jax" or "times as fast as with equal sizes" in ended.stderr
@@ -79,6 +79,59 @@ def test_a_script_of_mxnet_may_end_with_its_last_step(tmp_path):
     assert ended.returncode == 0, ended.stderr
 
 
+FETCHES = """
+import multiprocessing
+import sys
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+
+import evenstep.mxnet
+from evenstep.schemes import Scheme
+from evenstep.testing.scripted import Scripted
+
+LENGTH, threads = 64, sys.argv[1] == "threads"
+fetched = multiprocessing.Value("q", 0)  # The highest index, in the order of the data.
+
+
+class Rows(gluon.data.Dataset):
+    def __len__(self):
+        return LENGTH
+
+    def __getitem__(self, at):
+        with fetched.get_lock():
+            fetched.value = max(fetched.value, at)
+        return np.full(2, at, "float32")
+
+
+loaders = [gluon.data.DataLoader(Rows(), 4, num_workers=2, thread_pool=threads) for _ in range(2)]
+for scheme, loader in zip(("bsp", Scheme(name="scripted", load=Scripted(seed=11))), loaders):
+    net = gluon.nn.Dense(1, in_units=2)
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore="dist_sync")
+    trainer, loader = evenstep.mxnet.prepare(trainer, loader, scheme, partition="common")
+    fetched.value = 0
+    for x in loader:
+        now = loader.current
+        assert x[:, 0].asnumpy().tolist() == now.indices.tolist()
+        last = now.iteration == len(loader) - 1
+        while scheme == "bsp" and not last and fetched.value <= now.indices.max():
+            pass  # Until a row of the next batch is fetched.
+        with autograd.record():
+            loss = net(x).sum()
+        loss.backward()
+        trainer.step(len(x))
+    loader.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["processes", "threads"])
+def test_the_workers_of_mxnets_loader_fetch_the_next_batch_while_this_one_is_computed_on(how, tmp_path):
+    ended = run(tmp_path, "mxnet", FETCHES, 2, arguments=[how])
+    assert ended.returncode == 0, ended.stderr
+
+
 MEAN_OF_ONE_SAMPLE = """
 import os
 from pathlib import Path
@@ -91,7 +144,7 @@ import evenstep.mxnet
 from evenstep.schemes import static
 
 net = gluon.nn.Dense(1, in_units=2, use_bias=False)
-net.initialize(mx.init.Zero())
+net.initialize(mx.init.Constant(int(os.environ["RANK"])))
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore="dist_sync")
 inputs = np.arange(16, dtype="float32").reshape(8, 2) / 16
 loader = gluon.data.DataLoader(gluon.data.ArrayDataset(inputs), 4)
@@ -107,8 +160,8 @@ assert np.abs(weights + 0.1 * inputs.mean(0)).max() < 1e-6, weights
 """
 
 
-def test_the_mean_loss_of_one_sample_counts_as_a_mean(tmp_path):
-    """There step(1) is also what a loss that is summed is given."""
+def test_first_weights_are_those_of_worker_0_and_the_mean_loss_of_one_sample_counts_as_a_mean(tmp_path):
+    """With one sample step(1) is also what a loss that is summed is given."""
     ended = run(tmp_path, "mxnet", MEAN_OF_ONE_SAMPLE, 2)
     assert ended.returncode == 0, ended.stderr
 
@@ -149,6 +202,14 @@ for part in (trainer.allreduce_grads, lambda: trainer.update(4)):
         assert str(error).startswith("the gradients of all workers are summed in step alone"), error
     else:
         raise AssertionError("a step on the gradient of this worker alone")
+batches = iter(loader)
+next(batches)
+try:
+    next(batches)
+except evenstep.ConfigError as error:
+    assert str(error).startswith("a batch was asked for before the step on the last one: call trainer.step"), error
+else:
+    raise AssertionError("a batch without a step")
 """
 
 
@@ -165,14 +226,14 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 import evenstep.mxnet
-from evenstep.mxnet.workers import Workers
+from evenstep.mxnet.workers import StoreWorkers
 
 net = gluon.nn.Dense(2, in_units=20)
 net.initialize()
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore="dist_sync")
 loader = gluon.data.DataLoader(gluon.data.ArrayDataset(mx.nd.ones((64, 20))), 4)
 trainer, loader = evenstep.mxnet.prepare(trainer, loader)
-add_up = Workers.sum
+add_up = StoreWorkers.sum
 
 
 def sum_or_die(workers, vector):
@@ -182,7 +243,7 @@ def sum_or_die(workers, vector):
     return add_up(workers, vector)
 
 
-Workers.sum = sum_or_die
+StoreWorkers.sum = sum_or_die
 for x in loader:
     with autograd.record():
         loss = net(x).sum()

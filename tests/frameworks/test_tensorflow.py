@@ -34,6 +34,9 @@ def found(tmp_path_factory):
         jobs |= {
             f"masked {ignored}{'alone' * alone}": ("masked", {"ignored": ignored, "alone": alone}) for alone in (0, 1)
         }
+    for padded in (False, True):
+        jobs[f"ahead {padded}"] = "ahead", {"scheme": "bsp", "padded": padded, "waits": True}
+        jobs[f"changing {padded}"] = "ahead", {"scheme": CHANGING, "padded": padded, "waits": False}
     jobs["sharded"] = "sharded", {}
     jobs["as if alike"] = "sharded", {"partition": "common"}
     jobs["refused"] = "refused", {}
@@ -110,6 +113,12 @@ def test_shards_of_the_same_length_are_no_common_data(found):
         assert worker["as if alike"] is None
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_next_batch_is_fetched_while_this_one_is_computed_on_and_is_that_of_its_indices(found, padded):
+    for worker in found[:2]:
+        assert worker[f"ahead {padded}"] is worker[f"changing {padded}"] is None
+
+
 def test_what_fetches_ahead_is_refused_in_one_sentence(found):
     for worker in found[:2]:
         assert "ConfigError: a batch was asked for before the step on the last one: let the" in worker["fit ahead"]
@@ -151,6 +160,7 @@ REFUSED = {
     "lists": "ConfigError: the data has a number where it should have an array: give arrays, as in (inputs, labels)",
     "private": "ConfigError: partition must be 'common' or None, not 'private': data that stay with their workers",
     "another optimizer": "ConfigError: the model was compiled with another optimizer than the prepared one, which sums",
+    "several masks": "ConfigError: with a mask the losses of several outputs are means over different counts, and a",
     "scaled": "ConfigError: under mixed_float16 Keras would look for overflows in the gradients of each worker alone",
     "scaled before": "ConfigError: compile has wrapped the optimizer in a LossScaleOptimizer, which looks for",
     "xla": "ConfigError: jit_compile=True would compile the step again for each size of a batch",

@@ -36,7 +36,8 @@ def folder(tmp_path_factory):
 def found(folder):
     """What everything came to on each worker, from one start of the workers."""
     saving = [checkpoints.save, checkpoints.save_with_fabric]
-    every = [*COMPARED, *checkpoints.MISTAKES, *scripts.MISTAKES, *saving, scripts.log_beside_a_busy_worker]
+    busy = [scripts.log_beside_a_busy_worker, scripts.accumulate_beside_a_busy_worker]
+    every = [*COMPARED, *checkpoints.MISTAKES, *scripts.MISTAKES, *saving, *busy]
     return results(run_workers(habits.come_to, habits.WORKERS, habits.Together, every, folder))
 
 
@@ -82,10 +83,13 @@ def test_each_sample_is_trained_on_once_an_epoch_in_batches_of_changing_sizes(fo
     assert len({tuple(map(len, parts)) for parts in zip(*seen, strict=True)}) > 3
 
 
-def test_waiting_for_what_others_log_is_no_compute(folder, found):
-    assert [value["log_beside_a_busy_worker"] for value in found] == [{}] * habits.WORKERS
+@pytest.mark.parametrize(
+    ("habit", "run"), [("log_beside_a_busy_worker", "busy"), ("accumulate_beside_a_busy_worker", "accumulating")]
+)
+def test_waiting_for_others_within_a_step_is_no_compute(folder, found, habit, run):
+    assert [value[habit] for value in found] == [{}] * habits.WORKERS
     seconds = {worker: [] for worker in range(habits.WORKERS)}
-    for event in read_events(Path(folder, "busy"), kind=IterationDone):
+    for event in read_events(Path(folder, run), kind=IterationDone):
         seconds[event.worker].append(event.compute_seconds)
     assert min(seconds[0]) < min(seconds[1]) / 2
 

@@ -9,7 +9,8 @@ import pytest
 from support.guard import GUARD_SECONDS
 from torch.distributed import TCPStore
 
-from evenstep.launch.store_line import StoreGoneError, StoreLine
+from evenstep.core.errors import WorkerLostError
+from evenstep.launch.store_line import StoreLine
 
 pytestmark = pytest.mark.multiprocess
 
@@ -58,7 +59,7 @@ def test_no_call_is_under_way_once_a_line_to_a_stopped_store_is_closed(keeper, s
     line.close()
     assert serving() == []
     for each in (made, later):
-        assert isinstance(each.exception(), StoreGoneError)
+        assert isinstance(each.exception(), WorkerLostError)
     assert capfd.readouterr().err == ""
 
 

@@ -13,15 +13,17 @@ from evenstep.core.errors import ProtocolError
 from evenstep.core.values import Reports
 from evenstep.protocol import encoding, group_messages, messages, shard_messages
 from evenstep.protocol.encoding import decode, encode
-from evenstep.protocol.messages import ANSWERED, ASKED, Begin, Ping, Push, Request, Start, Work
+from evenstep.protocol.messages import ANSWERED, ASKED, Begin, Grant, NumberedRequest, Ping, PushGradients, Start
 from evenstep.transport.base import ConnectionLostError
 
 packed = msgspec.msgpack.encode
 ROW = (0,) * Reports.columns()
-PUSH = Request(
+PUSH = NumberedRequest(
     sequence=1,
     has=-1,
-    body=Push(claim=0, weights=0, samples=1, units=1, row=ROW, norm=1.0, options=({"lr": 0.5, "betas": (0.9, 0.999)},)),
+    body=PushGradients(
+        claim=0, weights=0, samples=1, units=1, row=ROW, norm=1.0, options=({"lr": 0.5, "betas": (0.9, 0.999)},)
+    ),
 )
 ROUNDS = 30_000
 
@@ -30,10 +32,10 @@ ROUNDS = 30_000
     "message",
     [
         PUSH,
-        Request(sequence=2**62, has=7, body=Begin(number=0, epoch=0, ahead=1)),
-        Request(sequence=1, has=7, body=Begin(number=0, epoch=0, ahead=0, mean=2**31)),
+        NumberedRequest(sequence=2**62, has=7, body=Begin(number=0, epoch=0, ahead=1)),
+        NumberedRequest(sequence=1, has=7, body=Begin(number=0, epoch=0, ahead=0, mean=2**31)),
         Ping(doing=Doing.WAITING, iteration=-1, seconds=0.5, echo=True),
-        Start(rank=0, incarnation=-1, has=-1, timeout=60.0, process=1),
+        Start(rank=0, incarnation=-1, has=-1, timeout=60.0),
     ],
 )
 def test_a_message_comes_back_as_it_was(message):
@@ -41,8 +43,8 @@ def test_a_message_comes_back_as_it_was(message):
 
 
 def test_an_answer_comes_back_as_it_was():
-    work = Work(claims=((3, ((0, 2), (7, 9))),), over=False, lead=1, sizes=(2, 4))
-    answer = messages.Answer(sequence=1, weights=True, version=5, body=work)
+    work = Grant(claims=((3, ((0, 2), (7, 9))),), over=False, lead=1, sizes=(2, 4))
+    answer = messages.NumberedReply(sequence=1, weights=True, version=5, body=work)
     assert decode(ANSWERED, encode(answer)) == answer
 
 
@@ -82,7 +84,7 @@ def plain(message):
         ("options", {"lr": 0.1}),
         ("unknown", 1),
         ("op", "Nonsense"),
-        ("op", "Answer"),
+        ("op", "NumberedReply"),
         ("op", 7),
     ],
 )

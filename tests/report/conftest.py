@@ -26,12 +26,14 @@ def events_of():
             }
             for plan in plans:
                 yield {"event": "plan", "worker": worker, "batch_sizes": list(plan)}
+            began = 0.0
             for number, plan in enumerate(sizes):
                 longest = max(size * each for size, each in zip(plan, SECONDS_PER_SAMPLE, strict=True))
                 yield {
                     "event": "iteration",
                     "worker": worker,
                     "iteration": number,
+                    "at": began,
                     "samples": plan[worker],
                     "iteration_seconds": longest + 0.010,
                     "input_seconds": 0.002,
@@ -39,6 +41,7 @@ def events_of():
                     "wait_seconds": longest - plan[worker] * per_sample,
                     "comm_seconds": 0.008,
                 }
+                began += longest + 0.010
 
     return events
 

@@ -17,7 +17,7 @@ from evenstep.cluster import parse_cluster
 from evenstep.core.errors import ConfigError
 from evenstep.report.live import LiveRun, live_table
 from evenstep.report.overview import overview_of, values_of
-from evenstep.report.page.html import all_plots
+from evenstep.report.page.plots import plots_of, plots_together
 from evenstep.report.recorded import read_run
 from evenstep.schemes import parse_scheme
 from evenstep.sim import Log, Scenario, simulate
@@ -55,7 +55,7 @@ def test_cut_off_at_any_byte_it_still_reports(data, whole, tmp_path_factory):
         return
     overview = overview_of("cut", read_run(folder))
     assert view.samples == sum(each["samples"] for each in values_of(overview)["workers"])
-    assert len(all_plots([overview])) >= 4
+    assert len(plots_of(overview)) >= 4
 
 
 def test_a_worker_that_starts_again_does_not_go_on_in_the_middle_of_a_torn_line(tmp_path):
@@ -161,7 +161,7 @@ def test_a_line_of_300_megabytes_takes_little_memory(whole, tmp_path):
         file.seek(300 << 20, os.SEEK_END)
         file.write(b"\n")
     done = subprocess.run([sys.executable, "-c", LIMITED, tmp_path], capture_output=True, text=True, check=True)
-    assert "is no event (it is longer than 16 MB)" in done.stderr
+    assert "is not an event (it is longer than 16 MB)" in done.stderr
     codes, _, megabytes = done.stdout.splitlines()[-1].rpartition(" ")
     assert codes == "[2, 0]"
     assert int(megabytes) < 150
@@ -224,7 +224,7 @@ def test_a_wrong_value_anywhere_is_one_sentence_or_a_report(places, events, tmp_
     with suppress(ConfigError):
         overview = overview_of("damaged", read_run(folder))
         json.dumps(values_of(overview), allow_nan=False)
-        all_plots([overview])
+        plots_together([overview]), plots_of(overview)
     live = LiveRun()
     for event in RunTail(folder).new():
         live.take(event, 0.0)

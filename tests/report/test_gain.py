@@ -38,7 +38,7 @@ def test_the_fixed_part_is_large_enough_to_mislead(overviews):
 
 
 def test_the_claimed_gain_is_what_equal_sizes_really_took_longer(overviews):
-    claimed, seconds = overviews["lb-bsp"].gain.speed_up, json.loads((RECORDED / "seconds.json").read_text())
+    claimed, seconds = overviews["lb-bsp"].summary.over_equal_sizes, json.loads((RECORDED / "seconds.json").read_text())
     measured = seconds["bsp"] / seconds["lb-bsp"]
     assert claimed.low <= measured <= claimed.high
     assert claimed.estimate == pytest.approx(measured, rel=0.1)
@@ -48,10 +48,10 @@ def test_the_claimed_gain_is_what_equal_sizes_really_took_longer(overviews):
 
 @pytest.mark.parametrize("scheme", ["lb-bsp", "bsp"])
 def test_a_worker_is_as_slow_as_it_was_made(overviews, scheme):
-    verdict = overviews[scheme].verdict
+    verdict = overviews[scheme].summary.verdict
     assert verdict.worker == 1
     assert 3 / NOISE <= verdict.slowdown <= 3 * NOISE
 
 
 def test_a_run_with_equal_sizes_gains_nothing_over_them(overviews):
-    assert str(overviews["bsp"].gain.speed_up) == "1.00"
+    assert str(overviews["bsp"].summary.over_equal_sizes) == "1.00"

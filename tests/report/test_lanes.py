@@ -56,10 +56,3 @@ def test_clocks_of_two_hosts_are_brought_together():
     times = times_of(run_from(events))
     assert times.began[1].tolist() == pytest.approx(times.began[0].tolist())
     assert times.since_begin(131.0, worker=1) == pytest.approx(101.0)
-
-
-def test_a_log_without_times_is_laid_out_end_to_end():
-    events = [{key: value for key, value in event.items() if key != "at"} for event in events_of([(0, 0.01, 0)] * 2)]
-    times = times_of(run_from(events))
-    assert times.began[1][3] == pytest.approx(3 * 0.015)
-    assert times.since_begin(7.0) is None

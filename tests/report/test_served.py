@@ -7,6 +7,8 @@ from support.records import run_from
 
 from evenstep.cli.main import main
 from evenstep.core.errors import ConfigError
+from evenstep.report.overview import overview_of
+from evenstep.report.page.tables import runs_table, workers_table
 from evenstep.report.recorded import read_run
 from evenstep.report.summary import Leave, PushSummary, summarise, summary_of
 from evenstep.report.terminal import comparison_table
@@ -38,6 +40,7 @@ def iteration(worker, number, **told):
         "event": "iteration",
         "worker": worker,
         "iteration": number,
+        "at": number * (COMPUTE[worker] + HELD[worker] + 0.002),
         "samples": 10,
         "iteration_seconds": COMPUTE[worker] + HELD[worker] + 0.002,
         "input_seconds": 0.001,
@@ -82,18 +85,17 @@ def test_all_iterations_of_all_workers_count(run_dir):
 
 
 def test_staleness_lead_and_time_held_of_each_worker(run_dir):
-    fast, slow = summarise(run_dir).served.pushes
-    assert fast == PushSummary(
-        worker=0,
+    fast, slow = summarise(run_dir).workers
+    assert fast.pushes == PushSummary(
         committed=8,
         mean_staleness=3.5,
         largest_staleness=7,
         mean_behind=1.75,
         largest_behind=3.5,
         largest_lead=4,
-        total_wait_seconds=pytest.approx(0.24),
     )
-    assert (slow.worker, slow.largest_staleness, slow.largest_lead, slow.total_wait_seconds) == (1, 3, 0, 0)
+    assert fast.wait_seconds == pytest.approx(0.030)
+    assert (slow.worker, slow.pushes.largest_staleness, slow.pushes.largest_lead, slow.wait_seconds) == (1, 3, 0, 0)
 
 
 def test_what_the_servers_did(run_dir):
@@ -107,15 +109,15 @@ def test_what_the_servers_did(run_dir):
 def test_a_push_of_which_nothing_was_committed_has_no_staleness():
     skipped = iteration(0, 1, lead=1, bound=3)
     run = run_from([*events(), started(0), skipped])
-    (fast, _) = summary_of(run).served.pushes
-    assert (len(run.iterations[0]), fast.committed, fast.largest_lead) == (9, 8, 4)
+    (fast, _) = summary_of(run).workers
+    assert (len(run.iterations[0]), fast.pushes.committed, fast.pushes.largest_lead) == (9, 8, 4)
 
 
 def test_only_skipped_pushes_are_summed_up_too():
-    (pushes,) = summary_of(
+    (worker,) = summary_of(
         run_from([started(0), {"event": "plan", "worker": 0, "batch_sizes": [10]}, iteration(0, 0)])
-    ).served.pushes
-    assert (pushes.committed, pushes.mean_staleness, pushes.largest_lead) == (0, 0, 0)
+    ).workers
+    assert (worker.pushes.committed, worker.pushes.mean_staleness, worker.pushes.largest_lead) == (0, 0, 0)
 
 
 def test_a_worker_that_was_started_again_goes_on_with_the_same_run():
@@ -130,9 +132,10 @@ def test_a_worker_that_died_before_it_was_told_sizes_is_left_out():
 
 def test_a_run_without_the_servers_events_is_summed_up_all_the_same(run_dir):
     (run_dir / "server-0.jsonl").unlink()
-    served = summarise(run_dir).served
+    summary = summarise(run_dir)
+    served = summary.served
     assert (served.commits, served.commits_per_second, served.joins, served.leaves) == (0, 0, 0, ())
-    assert served.pushes[0].largest_staleness == 7
+    assert summary.workers[0].pushes.largest_staleness == 7
 
 
 def test_a_run_without_servers_has_no_such_summary(events_of):
@@ -154,7 +157,7 @@ def test_where_no_server_wrote_there_are_none(tmp_path):
 
 def test_a_damaged_line_of_a_server_is_named(run_dir):
     (run_dir / "server-0.jsonl").write_text("{\n")
-    with pytest.raises(ConfigError, match=r"server-0\.jsonl line 1 is no event"):
+    with pytest.raises(ConfigError, match=r"server-0\.jsonl line 1 is not an event"):
         read_run(run_dir)
 
 
@@ -164,21 +167,22 @@ def test_an_event_of_another_version_is_named(run_dir):
         read_run(run_dir)
 
 
-def test_the_table_has_further_rows_where_a_run_had_servers(run_dir, events_of, text_of):
-    with_servers = summarise(run_dir)
-    without = summary_of(run_from(events_of("bsp", (12, 12, 12))))
-    lines = text_of(comparison_table([without, with_servers])).splitlines()
-    rows = {line[:27].strip(): line[27:].split() for line in lines if line.strip()}
+def test_tables_say_more_of_a_run_that_had_servers(run_dir, events_of, text_of):
+    served = overview_of("served", read_run(run_dir))
+    without = overview_of("without", run_from(events_of("bsp", (12, 12, 12))))
+    lines = text_of(comparison_table([without.summary, served.summary])).splitlines()
+    rows = {line[:20].strip(): line[20:].split() for line in lines if line.strip()}
     assert rows["average iteration"] == ["54", "ms", "42", "42", "ms"]
-    assert rows["iterations per worker"] == ["12", "12", "12", "8", "4"]
-    assert rows["waiting, seconds"] == ["0.2", "0.0"]
-    assert rows["largest lead per worker"] == ["4", "0"]
-    assert rows["average staleness"] == ["3.5", "1.5"]
-    assert rows["largest staleness"] == ["7", "3"]
-    assert rows["largest behind, batches"] == ["3.5", "1.5"]
-    assert rows["commits/s"] == ["36"]
-    assert rows["workers came / went"] == ["2", "/", "2"]
-    assert "commits/s" not in text_of(comparison_table([without]))
+    shown = runs_table([without, served]).rows[1]
+    assert (shown["commits/s"], shown["gradients pushed"], shown["workers came / went"]) == ("36", "0.0 MB/s", "2 / 2")
+    fast, slow = workers_table(served).rows
+    assert [fast["iterations"], slow["iterations"]] == ["8", "4"]
+    assert [fast["largest lead"], slow["largest lead"]] == ["4", "0"]
+    assert [fast["average staleness"], slow["average staleness"]] == ["3.5", "1.5"]
+    assert [fast["largest staleness"], slow["largest staleness"]] == ["7", "3"]
+    assert [fast["largest behind, batches"], slow["largest behind, batches"]] == ["3.5", "1.5"]
+    assert "commits/s" not in runs_table([without]).headings
+    assert "largest lead" not in workers_table(without).headings
 
 
 @pytest.mark.multiprocess
@@ -196,7 +200,7 @@ def test_a_real_run_is_summed_up_as_json(tmp_path, capfd):
     assert served["commits"] / served["commits_per_second"] == pytest.approx(summary["training_seconds"])
     assert served["samples_committed"] / summary["samples_per_second"] == pytest.approx(summary["training_seconds"])
     assert served["joins"] == len(served["leaves"]) == 2
-    assert all(pushes["largest_lead"] <= 2 for pushes in served["pushes"])
+    assert all(worker["pushes"]["largest_lead"] <= 2 for worker in summary["workers"])
     assert served["bytes_per_second"] > 0
 
 

@@ -26,7 +26,7 @@ def test_a_start_with_fewer_workers():
     run = run_from([*first[0], *again[0], *first[1], *again[1], *first[2], *first[3]])
     assert (run.scheme, run.workers, run.global_batch_size) == ("lb-bsp", [0, 1], 20)
     assert summary_of(run).iterations == 12
-    assert len(overview_of("run", run).workers) == 2
+    assert len(overview_of("run", run).summary.workers) == 2
 
 
 def test_a_start_that_some_workers_have_not_come_far_in():
@@ -39,5 +39,5 @@ def test_a_start_that_some_workers_have_not_come_far_in():
             live.take(*records([event]), 2.0)
     # Nothing of worker 2's is of this start yet.
     view = live.view(2.0)
-    assert [each.worker for each in view.workers] == [0, 1]
+    assert [each.recent.worker for each in view.workers] == [0, 1]
     assert (view.iterations, view.samples) == (2, 50)

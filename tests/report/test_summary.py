@@ -7,7 +7,7 @@ from support.records import run_from
 from evenstep.core.errors import ConfigError
 from evenstep.report.recorded import read_run
 from evenstep.report.summary import summarise, summary_of
-from evenstep.report.timeline import Evaluation, evaluations_of, seconds_until
+from evenstep.report.timeline import notes_of, seconds_until
 
 EQUAL, BALANCED = (12, 12, 12), (16, 16, 4)
 RUN = {"event": "run", "worker": 0, "scheme": "bsp", "global_batch_size": 36, "iterations_per_epoch": 6}
@@ -42,14 +42,14 @@ def test_a_worker_started_again_counts_from_its_last_start(events_of):
     run = run_from([*events_of("bsp", EQUAL), *events_of("lb-bsp", BALANCED)])
     assert run.scheme == "lb-bsp"
     assert run.length == 12
-    assert run.plans == [list(BALANCED)]
+    assert [each.batch_sizes for each in run.planned] == [list(BALANCED)]
 
 
 def test_workers_that_a_later_start_lacks_do_not_count():
     first, second = (list(made_log.worker_events(worker, parts=[(0.0, 0.01, 0.0)] * 2)) for worker in range(2))
     again = made_log.worker_events(0, parts=[(0.0, 0.01, 0.0)], sizes=[(20,)] * 6)
     run = run_from([*first, *again, *second])
-    assert (run.workers, run.length, run.plans) == ([0], 6, [[20]])
+    assert (run.workers, run.length, [each.batch_sizes for each in run.planned]) == ([0], 6, [[20]])
     assert summary_of(run).workers[0].last_batch_size == 20
 
 
@@ -68,7 +68,7 @@ def test_reads_a_run_directory(events_of, tmp_path):
         ([], "no worker has finished an iteration"),
         ([RUN], "no worker has finished an iteration"),
         ([{"event": "run"}], "has no 'worker': it was written by another version"),
-        ([RUN, {"event": "iteration", "worker": 0, "iteration": 0}], "has no 'samples'"),
+        ([RUN, {"event": "iteration", "worker": 0, "iteration": 0}], "has no 'at': it was written by another version"),
     ],
 )
 def test_what_cannot_be_reported_is_one_sentence(lines, fragment, tmp_path):
@@ -82,19 +82,16 @@ def test_a_directory_without_events_is_refused(tmp_path):
         summarise(tmp_path)
 
 
-def test_time_to_an_accuracy_counts_training_only(events_of):
-    run = run_from(events_of("bsp", EQUAL))
-    evaluations = [Evaluation(iterations=6, accuracy=0.9), Evaluation(iterations=12, accuracy=0.96)]
-    assert seconds_until(0.9, evaluations, run) == pytest.approx(5 * 0.058 + 0.034)
-    assert seconds_until(0.95, evaluations, run) == pytest.approx(10 * 0.058 + 2 * 0.034)
-    assert seconds_until(0.97, evaluations, run) is None
+def noted(worker, iteration, accuracy):
+    about = {"worker": worker, "event": "note", "iteration": iteration, "at": 101.0, "samples": 10}
+    return {**about, "values": {"accuracy": accuracy}}
 
 
-def test_evaluations_are_what_the_first_worker_noted():
-    notes = [
-        {"worker": 0, "event": "note", "iteration": 5, "at": 101.0, "samples": 10, "values": {"accuracy": 0.5}},
-        {"worker": 1, "event": "note", "iteration": 5, "at": 101.0, "samples": 10, "values": {"accuracy": 0.6}},
-        {"worker": 0, "event": "note", "iteration": 11, "at": 102.0, "samples": 10, "values": {"accuracy": 0.75}},
-    ]
-    run = run_from([*made_log.events_of([(0.0, 0.01, 0.0)] * 2), *notes])
-    assert evaluations_of(run) == (Evaluation(iterations=6, accuracy=0.5), Evaluation(iterations=12, accuracy=0.75))
+def test_time_to_an_accuracy_is_the_first_workers_and_counts_training_only(events_of):
+    notes = [noted(0, 5, 0.9), noted(1, 5, 0.99), noted(0, 11, 0.96)]
+    run = run_from([*events_of("bsp", EQUAL), *notes])
+    assert seconds_until(run, "accuracy", 0.9) == pytest.approx(5 * 0.058 + 0.034)
+    assert seconds_until(run, "accuracy", 0.95) == pytest.approx(10 * 0.058 + 2 * 0.034)
+    assert seconds_until(run, "accuracy", 0.97) is None
+    assert [value for _, value in notes_of(run, "accuracy", 0)] == [0.9, 0.96]
+    assert len(notes_of(run, "accuracy")) == 3

@@ -46,7 +46,7 @@ def test_further_rows_stand_in_the_table(summaries):
 
 
 def test_bars_show_compute_and_waiting_on_one_scale(summaries):
-    lines = text_of(iteration_bars(summaries, width=54)).splitlines()
+    lines = text_of(iteration_bars(summaries)).splitlines()
     bars = [line for line in lines if line.startswith("  worker")]
     length = [sum(bar.count(character) for character in (COMPUTE, WAIT, REST)) for bar in bars]
     assert length[:3] == [54, 54, 54]
@@ -62,13 +62,13 @@ def test_bars_show_compute_and_waiting_on_one_scale(summaries):
 def test_a_bar_ends_with_the_iteration_whatever_computing_is_said_to_take(summaries):
     run = summaries[0]
     workers = tuple(replace(each, compute_seconds=1e6) for each in run.workers)
-    bars = text_of(iteration_bars([replace(run, workers=workers)], width=54)).splitlines()
+    bars = text_of(iteration_bars([replace(run, workers=workers)])).splitlines()
     assert all(line.count(COMPUTE) == 54 for line in bars if line.startswith("  worker"))
 
 
 def test_bars_as_lines_have_colours_for_a_terminal_only(summaries):
-    plain, coloured = (lines_of(iteration_bars(summaries, width=40), colours=colours) for colours in (False, True))
-    assert next(len(line) for line in plain if COMPUTE in line and line.startswith("  worker")) <= 70
+    plain, coloured = (lines_of(iteration_bars(summaries), colours=colours) for colours in (False, True))
+    assert next(len(line) for line in plain if COMPUTE in line and line.startswith("  worker")) <= 84
     assert not any("\x1b" in line for line in plain)
     assert any("\x1b[34m" in line for line in coloured)
     assert [re.sub(r"\x1b\[[\d;]*m", "", line).rstrip() for line in coloured] == plain

@@ -4,7 +4,7 @@ import pytest
 from support.made_log import events_of
 from support.records import run_from
 
-from evenstep.report.account import Cause
+from evenstep.report.account.account import Part
 from evenstep.report.overview import overview_of, values_of
 
 FAST, SLOW = (0.001, 0.020, 0.001), (0.001, 0.080, 0.001)
@@ -18,12 +18,12 @@ def run_of(*parts, **more):
 
 
 def verdict_of(run):
-    return overview_of("run", run).verdict
+    return overview_of("run", run).summary.verdict
 
 
 def test_a_worker_that_computes_longer_is_named_with_what_it_costs():
     verdict = verdict_of(run_of(FAST, FAST, SLOW))
-    assert (verdict.worker, verdict.cause) == (2, Cause.COMPUTE)
+    assert (verdict.worker, verdict.cause) == (2, Part.COMPUTE)
     assert verdict.slowdown == pytest.approx(4)
     # Two of three workers wait 60 of 87 ms.
     assert verdict.cost == pytest.approx(2 / 3 * 60 / 87)
@@ -36,7 +36,7 @@ def test_a_worker_that_computes_longer_is_named_with_what_it_costs():
 def test_a_worker_that_waits_for_its_input_is_not_taken_for_one_that_computes_slowly():
     run = run_of(FAST, STARVED, FAST)
     verdict = verdict_of(run)
-    assert (verdict.worker, verdict.cause) == (1, Cause.INPUT)
+    assert (verdict.worker, verdict.cause) == (1, Part.INPUT)
     assert verdict.cost == pytest.approx(2 / 3 * 60 / 87)
     assert "num_workers" in verdict.text
     assert "slower" not in verdict.text
@@ -48,13 +48,13 @@ def test_a_worker_that_waits_for_its_input_is_not_taken_for_one_that_computes_sl
 
 def test_a_script_that_does_more_on_one_worker_is_told_from_both():
     verdict = verdict_of(run_of(CHATTY, FAST, FAST))
-    assert (verdict.worker, verdict.cause) == (0, Cause.SCRIPT)
+    assert (verdict.worker, verdict.cause) == (0, Part.SCRIPT)
     assert "between its iterations" in verdict.text
 
 
 def test_a_slow_computer_with_slow_input_is_called_by_what_delays_it_more():
-    assert verdict_of(run_of(FAST, FAST, (0.011, 0.080, 0.001))).cause is Cause.COMPUTE
-    assert verdict_of(run_of(FAST, FAST, (0.061, 0.040, 0.001))).cause is Cause.INPUT
+    assert verdict_of(run_of(FAST, FAST, (0.011, 0.080, 0.001))).cause is Part.COMPUTE
+    assert verdict_of(run_of(FAST, FAST, (0.061, 0.040, 0.001))).cause is Part.INPUT
 
 
 def test_equal_workers_are_told_so():
@@ -66,7 +66,7 @@ def test_equal_workers_are_told_so():
 def test_communication_that_takes_the_time_is_no_worker_s_fault():
     tiny = (0.0001, 0.002, 0.0001)
     verdict = verdict_of(run_of(tiny, tiny, sizes=[(10, 10)] * 1500))
-    assert (verdict.worker, verdict.cause) == (None, Cause.COMMUNICATION)
+    assert (verdict.worker, verdict.cause) == (None, Part.COMMUNICATION)
     assert verdict.text.startswith("Communication takes 69% of all workers' time")
 
 
@@ -79,12 +79,12 @@ def test_a_worker_on_its_own_waits_for_nobody():
 def test_sizes_that_never_changed_leave_their_gain_open():
     sizes, plans = [(16, 16, 4)] * 60, [(0, (16, 16, 4))]
     overview = overview_of("run", run_of(FAST, FAST, FAST, scheme="lb-bsp", sizes=sizes, plans=plans))
-    assert overview.verdict.worker == 2
-    gained = overview.gain.speed_up
+    assert overview.summary.verdict.worker == 2
+    gained = overview.summary.over_equal_sizes
     assert gained.low == pytest.approx(1.0)
     assert gained.high > 2
     told = f"Training is {gained.ends} times as fast as with equal sizes (95% interval): worker 2 computes"
-    assert overview.verdict.text.startswith(told)
+    assert overview.summary.verdict.text.startswith(told)
     assert values_of(overview)["ideal_samples_per_second"] == pytest.approx(36 / 0.020)
 
 
@@ -120,11 +120,11 @@ def compared_events(*, decided=40, input_seconds=0.0):
 def test_the_gain_is_told_with_the_slow_worker_and_the_waiting_that_equal_sizes_would_have_had():
     overview = overview_of("run", compared_run())
     equal, decided = 0.056 + 0.004, 0.024 + 0.004
-    gained = overview.gain.speed_up
+    gained = overview.summary.over_equal_sizes
     assert gained.estimate == pytest.approx(45 * equal / (5 * equal + 40 * decided), rel=0.01)
     assert gained.low < gained.estimate < gained.high
-    assert overview.verdict.slowdown == pytest.approx(56 / 12, rel=0.05)
-    assert overview.verdict.text == (
+    assert overview.summary.verdict.slowdown == pytest.approx(56 / 12, rel=0.05)
+    assert overview.summary.verdict.text == (
         f"Training is {gained.estimate:.2f} times as fast as with equal sizes (95% interval {gained.ends}): worker 2"
         " computes 4.5x slower and gets 4 of 36 samples instead of 12; waiting fell from 49% to 25% of all workers'"
         " time."
@@ -134,14 +134,14 @@ def test_the_gain_is_told_with_the_slow_worker_and_the_waiting_that_equal_sizes_
 def test_the_numbers_of_one_run_agree():
     values = values_of(overview_of("run", compared_run()))
     speed_up = values["samples_per_second"] / values["equal_samples_per_second"]
-    assert values["speed_up_over_equal"] == pytest.approx(speed_up, rel=1e-12)
-    low, high = values["speed_up_interval"]
-    assert low <= speed_up <= high
+    interval = values["over_equal_sizes"]
+    assert interval["estimate"] == pytest.approx(speed_up, rel=1e-12)
+    assert interval["low"] <= speed_up <= interval["high"]
     assert values["of_ideal"] == pytest.approx(values["samples_per_second"] / values["ideal_samples_per_second"])
 
 
 def test_waiting_for_input_stays_what_it_was():
-    fetched = overview_of("run", compared_run(input_seconds=0.030)).gain.speed_up
+    fetched = overview_of("run", compared_run(input_seconds=0.030)).summary.over_equal_sizes
     equal, decided = 0.056 + 0.004, 0.024 + 0.004
     assert fetched.estimate == pytest.approx(
         (5 * 0.030 + 45 * equal) / (5 * 0.030 + 5 * equal + 40 * decided), rel=0.01
@@ -149,9 +149,9 @@ def test_waiting_for_input_stays_what_it_was():
 
 
 def test_equal_sizes_gain_nothing_over_themselves():
-    gain = overview_of("run", run_of(FAST, FAST, SLOW)).gain
-    assert str(gain.speed_up) == "1.00"
-    assert gain.equal == gain.measured
+    summary = overview_of("run", run_of(FAST, FAST, SLOW)).summary
+    assert str(summary.over_equal_sizes) == "1.00"
+    assert summary.equal_samples_per_second == summary.samples_per_second
 
 
 def test_plan_changes_have_a_reason():
@@ -199,7 +199,7 @@ def test_on_servers_the_slow_one_is_named_with_how_long_others_were_held():
         for event in served(worker, compute=compute, held=held, lead=lead)
     ]
     verdict = verdict_of(run_from(events))
-    assert (verdict.worker, verdict.cause) == (2, Cause.COMPUTE)
+    assert (verdict.worker, verdict.cause) == (2, Part.COMPUTE)
     assert verdict.slowdown == pytest.approx(4)
     assert verdict.cost == pytest.approx(60 / 126)
     assert verdict.text == (
@@ -220,8 +220,8 @@ def test_a_worker_that_died_is_told_as_lost_and_not_called_slow():
         *({"event": "leave", "worker": worker, "at": 1.0, "version": 80, "why": "is done"} for worker in range(2)),
     ]
     overview = overview_of("run", run_from(events, [*came, *left]))
-    assert (overview.verdict.worker, overview.verdict.cause) == (None, None)
-    assert overview.verdict.text == (
+    assert (overview.summary.verdict.worker, overview.summary.verdict.cause) == (None, None)
+    assert overview.summary.verdict.text == (
         "No worker is slow: waiting takes 0% of all workers' time. Worker 2 was lost after 5 iterations (was silent for"
         " too long)."
     )
@@ -233,7 +233,7 @@ def test_a_worker_that_died_is_told_as_lost_and_not_called_slow():
     assert "worker 2 was killed by SIGKILL" in [each.text for each in run.happenings]
     # One that came back was not lost for good.
     back = [*left[:1], {"event": "join", "worker": 2, "at": 0.3, "version": 12}, *left[1:]]
-    assert overview_of("run", run_from(events, [*came, *back])).verdict.worker == 2
+    assert overview_of("run", run_from(events, [*came, *back])).summary.verdict.worker == 2
 
 
 def test_a_worker_that_left_early_is_told_so_and_not_called_slow():
@@ -254,17 +254,17 @@ def test_a_worker_that_left_early_is_told_so_and_not_called_slow():
     in_mid_pass = [{**went[0], "early": True}, *went[1:]]
     next_pass = [{**each, "number": 1} for each in begun[:2]]
     for server_events in ([*came, *begun, *in_mid_pass], [*came, *begun, went[0], *next_pass, *went[1:]]):
-        verdict = overview_of("run", run_from(events, server_events)).verdict
+        verdict = overview_of("run", run_from(events, server_events)).summary.verdict
         assert verdict.worker is None
         assert verdict.text.endswith(" Worker 2 left early, after 30 iterations.")
-    assert overview_of("run", run_from(events, [*came, *begun, *went])).verdict.worker == 2
+    assert overview_of("run", run_from(events, [*came, *begun, *went])).summary.verdict.worker == 2
 
 
 def test_a_short_run_claims_nothing():
     overview = overview_of("run", compared_run(decided=3))
     text = "Too short for a verdict: 8 iterations in 0.384 s; about 2 more iterations would tell."
-    assert overview.verdict.text == text
+    assert overview.summary.verdict.text == text
     values = values_of(overview)
-    assert (values["speed_up_over_equal"], values["equal_samples_per_second"]) == (None, None)
+    assert (values["over_equal_sizes"], values["equal_samples_per_second"]) == (None, None)
     assert [worker["slowdown"] for worker in values["workers"]] == [None] * 3
     assert values["samples_per_second"] > 0

@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from evenstep.core.load.checked import load_policy
 from evenstep.core.sync import Push
 from evenstep.core.sync.checked import sync_policy
 from evenstep.core.values import UNLIMITED, Problem
-from evenstep.schemes import import_recipes, parse_scheme, recipe_modules
+from evenstep.schemes import RECIPES, import_recipes, parse_scheme, recipe_modules
 from evenstep.testing.conformance import check_expert, check_load_policy, check_sync_policy
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -32,7 +33,7 @@ def in_the_folder_of_examples(monkeypatch):
     [
         ("custom_policy:by_last_time", "custom_policy:by-last-time"),
         ("custom_policy:by-last-time:keep=0.5", "custom_policy:by-last-time"),
-        ("custom_policy:with_period:period=20", "custom_policy:with-period"),
+        ("custom_policy:periodic:period=20", "custom_policy:periodic"),
         ("custom_policy:by_last_time:keep=0.8,minimum=2", "custom_policy:by-last-time:keep=0.8,minimum=2"),
         ("custom_policy:warm_up:servers=2,bound=5", "custom_policy:warm-up:bound=5,servers=2"),
         (
@@ -50,7 +51,7 @@ def test_the_name_of_a_users_scheme_makes_it_again(text, name):
 
 def test_policies_of_the_example_keep_every_promise():
     check_load_policy(parse_scheme("custom_policy:by_last_time").load.policy)
-    load = parse_scheme("custom_policy:with_period:period=7").load
+    load = parse_scheme("custom_policy:periodic:period=7").load
     check_load_policy(load.policy)
     check_expert(load.makers[-1])
     sync = parse_scheme("custom_policy:warm_up:iterations=4,bound=2").sync
@@ -58,8 +59,8 @@ def test_policies_of_the_example_keep_every_promise():
 
 
 def test_a_recipe_shows_types_defaults_and_help():
-    recipe = sys.modules["custom_policy"].warm_up if "custom_policy" in sys.modules else None
-    recipe = recipe or (import_recipes("custom_policy"), sys.modules["custom_policy"].warm_up)[1]
+    import_recipes("custom_policy")
+    recipe = RECIPES["custom_policy:warm-up"]
     parameters = inspect.signature(recipe).parameters
     assert list(parameters) == [
         *("iterations", "bound", "load"),
@@ -71,8 +72,8 @@ def test_a_recipe_shows_types_defaults_and_help():
 
 
 def test_the_options_of_servers_are_those_of_their_class():
-    assert set(evenstep.ServerOptions.__annotations__) | {"push_to"} == set(
-        inspect.signature(evenstep.Served).parameters
+    assert set(evenstep.schemes.ServerOptions.__annotations__) | {"push_to"} == set(
+        inspect.signature(evenstep.schemes.Served).parameters
     )
 
 
@@ -97,7 +98,7 @@ def test_a_message_imports_nothing(tmp_path, monkeypatch):
             "the module 'no_such_module' of a scheme cannot be imported (ModuleNotFoundError: ",
         ),
         ("..:mine", "the module '..' of a scheme cannot be imported ("),
-        ("json:mine", "the module 'json' has no recipe 'mine': put @evenstep.recipe before a function in it"),
+        ("json:mine", "the module 'json' has no recipe 'mine': put @evenstep.policies.recipe before a class"),
         ("custom_policy:by_last_tim", "has no recipe 'by_last_tim': did you mean 'by-last-time'?"),
         (
             "custom_policy:by_last_time:kep=1",
@@ -105,7 +106,7 @@ def test_a_message_imports_nothing(tmp_path, monkeypatch):
         ),
         ("custom_policy:by_last_time:keep=much", "keep of the scheme 'custom_policy:by-last-time' takes a number, not"),
         ("custom_policy:by_last_time:keep=1", "a part of 1.0 of a speed cannot remain: use 0 <= keep < 1"),
-        (f"{OWN}:wrong_parts", "the load of a scheme cannot be 'load': derive its class from evenstep.Load"),
+        (f"{OWN}:wrong_parts", "the load of a scheme cannot be 'load': derive its class from evenstep.policies.Load"),
         (f"{OWN}:wrong_parts:part=sync", "the sync of a scheme cannot be 'sync': give an object like"),
         (f"{OWN}:wrong_parts:part=scheme", "wrong-parts' gave 'bsp': return an evenstep.Scheme from it"),
     ],
@@ -121,7 +122,53 @@ def test_a_parameter_needs_a_type_and_a_default():
     def unclear(*, bound: int) -> evenstep.Scheme: ...
 
     with pytest.raises(evenstep.ConfigError, match="unclear' needs a type and a default"):
-        evenstep.recipe(unclear)
+        evenstep.policies.recipe(unclear)
+
+
+@dataclass
+class Undefined(evenstep.policies.LoadPolicy):
+    workers: int
+    keep: float
+
+    def allocate(self, problem): ...
+
+
+@dataclass
+class Twice(evenstep.policies.LoadPolicy):
+    workers: int
+    minimum: int = 2
+
+    def allocate(self, problem): ...
+
+
+@dataclass
+class Other(evenstep.policies.Expert):
+    keep: float = 0.5
+
+    def speeds(self): ...
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (Undefined, "the parameter 'keep' of the recipe '[^']*test_custom:undefined' needs a type and a default"),
+        (Twice, "every recipe of a class like Twice has minimum: name yours otherwise"),
+        (Other, "the constructor of Other begins with 'keep': begin with workers"),
+        (own_policies.WrongPolicy, "the constructor of WrongPolicy begins with 'wrong': begin with workers"),
+        (dict, "the class dict cannot be a recipe: derive it from LoadPolicy, SyncPolicy or Expert"),
+    ],
+)
+def test_a_class_that_is_no_recipe_says_why(kind, says):
+    with pytest.raises(evenstep.ConfigError, match=says):
+        evenstep.policies.recipe(kind)
+
+
+def test_a_class_makes_the_scheme_that_its_name_makes():
+    import_recipes("custom_policy")
+    kind = sys.modules["custom_policy"].ByLastTime
+    assert evenstep.policies.scheme_of(kind, keep=0.2) == parse_scheme("custom_policy:ByLastTime:keep=0.2")
+    with pytest.raises(evenstep.ConfigError, match="the class Undefined has no recipe: put @evenstep"):
+        evenstep.policies.scheme_of(Undefined)
 
 
 def problem(batch=10):

@@ -136,7 +136,7 @@ def test_a_string_in_its_own_order_is_the_name(text):
 
 def test_every_recipe_is_public_and_named_by_itself():
     for name, recipe in RECIPES.items():
-        assert getattr(evenstep, name.replace("-", "_")) is recipe
+        assert getattr(evenstep.schemes, name.replace("-", "_")) is recipe
         assert recipe(**PARAMETERS[name][0]).name.partition(":")[0] == name
 
 
@@ -169,16 +169,16 @@ def test_what_means_the_same_has_one_name(text, means):
 @pytest.mark.parametrize(
     ("scheme", "sync"),
     [
-        (evenstep.bsp(engine="server"), Barrier()),
-        (evenstep.asp(), Unbounded()),
-        (evenstep.ssp(bound=5), Bounded(bound=5)),
-        (evenstep.dssp(lower=2, upper=7, bounded=False), Dynamic(lower=2, upper=7, bounded=False)),
+        (evenstep.schemes.bsp(engine="server"), Barrier()),
+        (evenstep.schemes.asp(), Unbounded()),
+        (evenstep.schemes.ssp(bound=5), Bounded(bound=5)),
+        (evenstep.schemes.dssp(lower=2, upper=7, bounded=False), Dynamic(lower=2, upper=7, bounded=False)),
     ],
     ids=str,
 )
 def test_how_far_ahead_workers_of_a_served_scheme_may_run(scheme, sync):
     assert scheme.sync == sync
-    assert scheme.served == evenstep.Served()
+    assert scheme.served == evenstep.schemes.Served()
     assert scheme.load == Equal()
 
 
@@ -186,15 +186,17 @@ def test_a_barrier_on_servers_takes_the_sizes_of_another_scheme():
     scheme = parse_scheme("bsp:engine=server,load=lb-bsp")
     assert scheme.sync == Barrier()
     assert scheme.served is not None
-    assert scheme.load == evenstep.lb_bsp().load == Experts()
+    assert scheme.load == evenstep.schemes.lb_bsp().load == Experts()
 
 
 def test_a_scheme_in_another_is_a_string_or_what_a_recipe_made():
-    made = evenstep.ssp(bound=5, load=evenstep.lb_bsp(predictor="ema", minimum=4))
-    assert made == evenstep.ssp(bound=5, load="lb-bsp:predictor=ema,minimum=4")
+    made = evenstep.schemes.ssp(bound=5, load=evenstep.schemes.lb_bsp(predictor="ema", minimum=4))
+    assert made == evenstep.schemes.ssp(bound=5, load="lb-bsp:predictor=ema,minimum=4")
     assert made == parse_scheme("ssp:bound=5,load=lb-bsp:predictor=ema;minimum=4")
-    assert made.load == evenstep.lb_bsp(predictor="ema", minimum=4).load
-    assert evenstep.local_sgd(period=2, load=evenstep.lb_bsp()) == parse_scheme("local-sgd:period=2,load=lb-bsp")
+    assert made.load == evenstep.schemes.lb_bsp(predictor="ema", minimum=4).load
+    assert evenstep.schemes.local_sgd(period=2, load=evenstep.schemes.lb_bsp()) == parse_scheme(
+        "local-sgd:period=2,load=lb-bsp"
+    )
 
 
 def test_a_scheme_without_servers_is_behind_a_barrier_by_default():

@@ -124,18 +124,22 @@ def test_a_string_that_cannot_be_read_says_what_to_write(text, says):
 @pytest.mark.parametrize(
     ("recipe", "arguments", "says"),
     [
-        (evenstep.ssp, {"bound": "3"}, "bound of the scheme 'ssp' takes a whole number, not '3'"),
-        (evenstep.ssp, {"bound": 2.5}, "bound of the scheme 'ssp' takes a whole number, not 2.5"),
-        (evenstep.ssp, {"bound": True}, "bound of the scheme 'ssp' takes a whole number, not True"),
-        (evenstep.ssp, {"bound": 10**30}, "takes a whole number of at most 2147483647, not 1000"),
-        (evenstep.ssp, {"load": 3}, "load of the scheme 'ssp' takes a scheme or a name, not 3"),
-        (evenstep.asp, {"clip": "1"}, "clip of the scheme 'asp' takes a number, not '1'"),
-        (evenstep.asp, {"rate": ["share"]}, "rate of the scheme 'asp' takes a name, not ['share']"),
-        (evenstep.dssp, {"bounded": 0}, "bounded of the scheme 'dssp' is true or false, not 0"),
-        (evenstep.lb_bsp, {"minimum": 1.5}, "minimum of the scheme 'lb-bsp' takes a whole number, not 1.5"),
-        (evenstep.static, {"sizes": 3}, "sizes of the scheme 'static' takes batch sizes such as 12/9/3, not 3"),
-        (evenstep.static, {"sizes": [3, "5"]}, "the batch size of worker 1 must be a whole number from 1 to"),
-        (evenstep.grouped, {"groups": 2.5}, "groups of the scheme 'grouped' takes a whole number or a name, not 2.5"),
+        (evenstep.schemes.ssp, {"bound": "3"}, "bound of the scheme 'ssp' takes a whole number, not '3'"),
+        (evenstep.schemes.ssp, {"bound": 2.5}, "bound of the scheme 'ssp' takes a whole number, not 2.5"),
+        (evenstep.schemes.ssp, {"bound": True}, "bound of the scheme 'ssp' takes a whole number, not True"),
+        (evenstep.schemes.ssp, {"bound": 10**30}, "takes a whole number of at most 2147483647, not 1000"),
+        (evenstep.schemes.ssp, {"load": 3}, "load of the scheme 'ssp' takes a scheme or a name, not 3"),
+        (evenstep.schemes.asp, {"clip": "1"}, "clip of the scheme 'asp' takes a number, not '1'"),
+        (evenstep.schemes.asp, {"rate": ["share"]}, "rate of the scheme 'asp' takes a name, not ['share']"),
+        (evenstep.schemes.dssp, {"bounded": 0}, "bounded of the scheme 'dssp' is true or false, not 0"),
+        (evenstep.schemes.lb_bsp, {"minimum": 1.5}, "minimum of the scheme 'lb-bsp' takes a whole number, not 1.5"),
+        (evenstep.schemes.static, {"sizes": 3}, "sizes of the scheme 'static' takes batch sizes such as 12/9/3, not 3"),
+        (evenstep.schemes.static, {"sizes": [3, "5"]}, "the batch size of worker 1 must be a whole number from 1 to"),
+        (
+            evenstep.schemes.grouped,
+            {"groups": 2.5},
+            "groups of the scheme 'grouped' takes a whole number or a name, not 2.5",
+        ),
     ],
 )
 def test_a_recipe_refuses_an_argument_of_another_type(recipe, arguments, says):
@@ -146,7 +150,7 @@ def test_a_recipe_refuses_an_argument_of_another_type(recipe, arguments, says):
 
 
 def test_a_recipe_takes_the_integers_of_numpy():
-    assert evenstep.ssp(bound=np.int64(2)) == evenstep.ssp(bound=2)
+    assert evenstep.schemes.ssp(bound=np.int64(2)) == evenstep.schemes.ssp(bound=2)
 
 
 def test_there_cannot_be_more_groups_than_workers():
@@ -162,10 +166,10 @@ def scheme(**parts):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: evenstep.local_sgd(load=evenstep.dbs(weighting="mean")), "takes only the sizes of"),
-        (lambda: evenstep.local_sgd(load=evenstep.bsp(micro_batch=2)), "takes only the sizes of"),
-        (lambda: evenstep.ssp(load=scheme(name="lb-bsp")), "'lb-bsp' is no name that makes these"),
-        (lambda: evenstep.asp(load=scheme()), "'mine' is no name that makes these"),
+        (lambda: evenstep.schemes.local_sgd(load=evenstep.schemes.dbs(weighting="mean")), "takes only the sizes of"),
+        (lambda: evenstep.schemes.local_sgd(load=evenstep.schemes.bsp(micro_batch=2)), "takes only the sizes of"),
+        (lambda: evenstep.schemes.ssp(load=scheme(name="lb-bsp")), "'lb-bsp' is not a name that makes these"),
+        (lambda: evenstep.schemes.asp(load=scheme()), "'mine' is not a name that makes these"),
         (lambda: scheme(load=Equal(multiple=2), period=2, micro_batch=2), "leave out micro_batch"),
         (lambda: scheme(period=2, exchange="blocking"), "leave out exchange"),
         (lambda: scheme(weighting="median"), "weighting cannot be 'median'"),

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 from support.lone_server import BEGIN, LoneServer
 
-from evenstep.protocol.messages import Initialise, Request, SendWeights
+from evenstep.protocol.messages import Initialise, NumberedRequest, SendWeights
 from evenstep.protocol.run_spec import RunSpec
 
 BY_COST = replace(BEGIN, mean=10)
@@ -19,7 +19,7 @@ def payload(costs):
 
 
 def asked(server, sequence, costs, begin=BY_COST):
-    return server.ask(Request(sequence=sequence, has=-1, body=begin), payload(costs))
+    return server.ask(NumberedRequest(sequence=sequence, has=-1, body=begin), payload(costs))
 
 
 def begun(server):
@@ -58,7 +58,7 @@ def test_a_cost_out_of_range_is_refused(tmp_path, costs):
 @pytest.mark.parametrize("costs", [COSTS[:7], [*COSTS, 1], []])
 def test_another_number_of_costs_than_positions_ends_the_connection(tmp_path, costs):
     server = LoneServer(tmp_path / "snapshots")
-    server.say(Request(sequence=1, has=-1, body=BY_COST), payload(costs))
+    server.say(NumberedRequest(sequence=1, has=-1, body=BY_COST), payload(costs))
     assert not server.session.serve_one()
 
 

@@ -8,14 +8,14 @@ from support.guard import GUARD_SECONDS
 from support.processes import CONTEXT
 
 from evenstep.core.supervision import Why
-from evenstep.protocol.messages import Drained
-from evenstep.server.host import Host
+from evenstep.server.host import HostProcess
 
 pytestmark = pytest.mark.multiprocess
 
 
 def leave(worker, why):
-    return {"event": "leave", "worker": worker, "why": why.value, "seconds": 1.0, "in_loop": False, "doing": ""}
+    about = {"number": 0, "seconds": 1.0, "in_loop": False, "doing": ""}
+    return {"event": "leave", "worker": worker, "why": why.value, **about}
 
 
 def be_host(lost, deaf, end):
@@ -27,15 +27,15 @@ def be_host(lost, deaf, end):
     if child:
         os.waitpid(child, 0)
         return
-    host = Host(process, 2, end_seconds=0.0)
+    host = HostProcess(process, 2, end_seconds=0.0)
     for worker in (0, 1):
         host.tell({"event": "join", "worker": worker, "limit_seconds": 0.0})
     host.tell(leave(1 - lost, Why.DONE))
     host.tell(leave(lost, Why.SILENT))
-    end.send(host.drained())
-    while not host.drained().lost:
+    end.send(host.absent)
+    while not host.absent["lost"]:
         host.look()
-    end.send(host.drained())
+    end.send(host.absent)
     while lost == 0 and os.getppid() == process:
         host.look()
     host.look()
@@ -52,9 +52,9 @@ def test_a_host_is_ended_where_it_is_lost_itself_and_told_of_another(lost, deaf,
     remote.close()
     try:
         assert end.poll(GUARD_SECONDS)
-        assert end.recv() == Drained(awaits=True, lost=False)
+        assert end.recv() == {"awaits": True, "lost": False}
         assert end.poll(GUARD_SECONDS)
-        assert end.recv() == Drained(awaits=False, lost=True)
+        assert end.recv() == {"awaits": False, "lost": True}
         process.join(GUARD_SECONDS)
         assert process.exitcode == code
     finally:

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from evenstep.core.activity import Doing
+from evenstep.launch.server_settings import ServerSettings
 from evenstep.protocol.encoding import encode
 from evenstep.protocol.messages import Absent, Ping, Pong
 from evenstep.server.local_poller import LocalPoller
 from evenstep.server.rendezvous import Rendezvous
 from evenstep.server.requests import Service
-from evenstep.server.session import Session
-from evenstep.server.shard.snapshots import Snapshots
+from evenstep.server.session import ServerSession
 from evenstep.server.shard_state import ShardState
 from evenstep.transport.base import ConnectionLostError
 from evenstep.transport.stream import StreamConnection
@@ -37,16 +37,14 @@ def opened(tmp_path):
         ours, theirs = socket.socketpair()
         connection = connection_over(ours)
         made.append(connection)
-        poller.open(connection, Session(connection, service))
+        poller.open(connection, ServerSession(connection, service))
         return theirs
 
     service = Service(
-        shard_state=ShardState(index=1, count=2, snapshots=Snapshots(tmp_path, 2)),
+        shard_state=ShardState(ServerSettings(count=2, workers=2, snapshots=tmp_path, index=1)),
         primary=None,
         rendezvous=Rendezvous(2),
         lock=threading.Lock(),
-        workers=2,
-        heartbeat_seconds=20.0,
     )
     yield opened
     for connection in made:

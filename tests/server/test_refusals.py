@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from support.lone_server import BEGIN, LoneServer
 
-from evenstep.protocol.messages import Again, Refusal, Request, Rest, SendWeights
+from evenstep.protocol.messages import Again, NumberedRequest, Refusal, Rest, SendWeights
 
-TOO_EARLY = Request(sequence=1, has=-1, body=Rest())
+TOO_EARLY = NumberedRequest(sequence=1, has=-1, body=Rest())
 """Before the worker has begun an epoch."""
 NONSENSE = msgspec.msgpack.encode({"op": "nonsense"})
 
@@ -39,7 +39,7 @@ def test_a_refusal_of_what_has_no_number_is_not_kept(tmp_path):
 
 def test_a_malformed_request_is_refused_by_its_number_and_the_refusal_kept(tmp_path):
     server = LoneServer(tmp_path / "snapshots", local=False)
-    refusal = server.ask(msgspec.msgpack.encode({"op": "Request", "sequence": 1, "has": "much"}))
+    refusal = server.ask(msgspec.msgpack.encode({"op": "NumberedRequest", "sequence": 1, "has": "much"}))
     assert (refusal.sequence, refusal.kind) == (1, "ProtocolError")
     assert server.ask(Again(sequence=1)) == refusal
 

@@ -26,10 +26,10 @@ def test_a_run_claims_what_it_gained_although_time_has_a_fixed_part(devices, run
         cluster = devices(1, 1, 2, 4, fixed_ms=40, more=JITTER, disturb='"noise"', seed=seed)
         overview, gained = claimed(run, cluster, scheme, batch=128, iterations=600, epoch_samples=128 * 60)
         assert 1.2 < gained < 1.7
-        speed_up = overview.gain.speed_up
+        speed_up = overview.summary.over_equal_sizes
         missed.append(speed_up.estimate / gained)
         covered += speed_up.low * 0.98 <= gained <= speed_up.high * 1.02
-        slowdowns.append(overview.workers[3].slowdown)
+        slowdowns.append(overview.summary.workers[3].slowdown)
     assert covered >= 4
     assert median(missed) == pytest.approx(1.0, abs=0.25)
     assert median(slowdowns) == pytest.approx((40 + 32 * 4) / (40 + 32), rel=0.35)
@@ -39,7 +39,7 @@ def test_the_first_epoch_of_dbs_is_what_its_later_ones_are_compared_with(devices
     cluster = devices(1, 1, 2, 4, fixed_ms=5, more=JITTER, disturb='"noise"')
     overview, gained = claimed(run, cluster, "dbs", batch=128, iterations=600, epoch_samples=128 * 60)
     assert gained > 1.5
-    assert overview.gain.speed_up.estimate == pytest.approx(gained, rel=0.15)
+    assert overview.summary.over_equal_sizes.estimate == pytest.approx(gained, rel=0.15)
 
 
 def test_slowness_that_comes_and_goes_is_claimed_where_it_was(devices, run):
@@ -49,13 +49,13 @@ def test_slowness_that_comes_and_goes_is_claimed_where_it_was(devices, run):
     cluster = replace(calm, workers=(*calm.workers[:3], disturbed.workers[3]))
     overview, gained = claimed(run, cluster, "lb-bsp", batch=128, iterations=1200)
     assert gained > 1.3
-    assert overview.gain.speed_up.low * 0.95 <= gained <= overview.gain.speed_up.high * 1.05
+    assert overview.summary.over_equal_sizes.low * 0.95 <= gained <= overview.summary.over_equal_sizes.high * 1.05
 
 
 def test_equal_workers_are_claimed_nothing(devices, run):
     cluster = devices(1, 1, 1, 1, more=JITTER, disturb='"noise"')
     overview, gained = claimed(run, cluster, "lb-bsp", batch=128, iterations=400)
-    assert overview.gain.speed_up.estimate == pytest.approx(1.0, abs=0.03)
+    assert overview.summary.over_equal_sizes.estimate == pytest.approx(1.0, abs=0.03)
     assert gained == pytest.approx(1.0, abs=0.03)
 
 
@@ -63,5 +63,5 @@ def test_servers_claim_no_gain_over_equal_sizes(devices, run):
     _, kept, server = run(devices(1, 1, 2, 4), "ssp:load=lb-bsp", logged=True)
     events = [event for each in kept for event in each.events]
     overview = overview_of("ssp", recorded_run(events, server.events))
-    assert overview.gain.speed_up is None
-    assert overview.gain.of_ideal > 0.5
+    assert overview.summary.over_equal_sizes is None
+    assert overview.summary.of_ideal > 0.5

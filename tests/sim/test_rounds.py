@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from evenstep.cluster.slowness import Episodic
+from evenstep.cluster.slowness import Chain, Episodic, PerWorker
 from evenstep.core.errors import ConfigError
 from evenstep.sim import Client, FederatedScenario, simulate_rounds
 
@@ -72,7 +72,8 @@ def test_a_client_that_goes_away_costs_its_notice_without_patience_and_little_wi
 
 
 def test_a_late_reply_counts_in_a_later_round_or_not_at_all():
-    slow = Episodic(worker=0, factor=20.0, period=10, shortest=1, longest=1, seed=1)
+    episodes = Episodic(factor=20.0, period=10, shortest=1, longest=1, seed=1)
+    slow = PerWorker(parts_by_worker=(episodes, *[Chain()] * 3))
     given = {"nodes": clients((4,) * 4), "patience": 1.5, "disturbance": slow, "rounds": 60}
     kept, dropped = run(late="next", **given), run(late="drop", **given)
     assert any(update.stale > 0 for update in kept.updates)
@@ -133,7 +134,7 @@ def test_a_scheme_of_which_a_part_would_be_ignored_is_refused(scheme):
 )
 @pytest.mark.parametrize("scheme", ["lb-bsp", "asp"])
 def test_a_scenario_out_of_range_is_refused(wrong, scheme):
-    with pytest.raises(ConfigError, match="use"):
+    with pytest.raises(ConfigError, match=r"must be a (whole|finite) number of at least|use next or drop"):
         FederatedScenario(clients=(Client(examples=1, seconds_per_sample=1.0),), scheme=scheme, **wrong)
 
 
@@ -143,7 +144,7 @@ def test_a_scenario_out_of_range_is_refused(wrong, scheme):
     + [{"away": away} for away in (((5.0, 4.0),), ((5.0, 9.0), (9.0, 12.0)), ((5.0, 9.0), (1.0, 2.0)), ((-1.0, 2.0),))],
 )
 def test_a_client_out_of_range_is_refused(wrong):
-    with pytest.raises(ConfigError, match=r"use at least|give intervals"):
+    with pytest.raises(ConfigError, match=r"must be a (whole|finite) number of at least|give intervals"):
         Client(**({"examples": 1, "seconds_per_sample": 1.0} | wrong))
 
 

@@ -176,7 +176,6 @@ def test_memory_of_a_device_is_learnt_as_in_a_real_run(run, devices):
         ({"message_bytes": -1}, "message_bytes must be a whole number of at least 0, not -1"),
         ({"ahead": -1}, "ahead must be a whole number of at least 0"),
         ({"epoch_samples": 0}, "epoch_samples must be a whole number of at least 1, not 0"),
-        ({"smallest_batch": 0}, "smallest_batch must be a whole number of at least 1"),
         ({"global_batch_size": 10**30}, "at most"),
         ({"iterations": 2.5}, "iterations must be a whole number of at least 1, not 2.5"),
         ({"message_bytes": float("nan")}, "message_bytes must be a whole number of at least 0, not nan"),
@@ -219,15 +218,6 @@ def test_a_batch_that_the_device_does_not_hold_is_refused(run, devices):
         run(cluster, "bsp")
 
 
-def test_progress_goes_up_to_the_end(devices):
-    for scheme in ("bsp", "asp"):
-        told = []
-        scenario = Scenario(cluster=devices(1, 2), scheme=parse_scheme(scheme), global_batch_size=32, iterations=5_000)
-        simulate(scenario, progress=told.append)
-        assert told == sorted(told)
-        assert 0.0 < told[0] < told[-1] <= 1.0
-
-
 def test_a_silent_server_is_fine_for_schemes_without(run, devices):
     scenario = Scenario(cluster=devices(1), scheme=parse_scheme("bsp"), global_batch_size=4, iterations=2)
     assert simulate(scenario, log=Log(workers=[Silent()], server=Silent())).samples == 8
@@ -256,7 +246,7 @@ def test_a_short_last_slice_can_be_left_out(run, busy, scheme):
 
 @pytest.mark.parametrize("scheme", ["bsp", "lb-bsp", "asp", "bsp:engine=server"])
 def test_nobody_computes_on_fewer_than_the_smallest_batch(run, devices, scheme):
-    _, kept, _ = run(devices(1, 1, 2), scheme, batch=12, iterations=9, epoch_samples=29, smallest_batch=2, logged=True)
+    _, kept, _ = run(devices(1, 1, 2), scheme, batch=12, iterations=9, epoch_samples=29, logged=True)
     events = [event for each in kept for event in each.events if event.kind == "iteration"]
     assert sum(event.samples for event in events) == 3 * 29
     assert min(event.row[0] for event in events) >= 2  # copies count as computed on, not as samples

@@ -357,7 +357,7 @@ def gather_in_training(run, make, batch):
         assert sorted(names) == sorted(map(str, known.flatten().tolist()))
         if isinstance(accelerator, Accelerator):
             own = loader.epochs.shares().current.samples
-            mean = accelerator.session.mean(float(targets[:own].mean()) if own else 0.0, own)
+            mean = accelerator.session.mean_over_workers(float(targets[:own].mean()) if own else 0.0, own)
             assert abs(mean - float(known.mean())) < 1e-12
         rows = torch.cat([firsts, found["outputs"], known], dim=1).tolist()
         seen += [value for row in sorted(rows) for value in row]

@@ -30,12 +30,31 @@ def _choose(loader):
     loader.sampler.indices = list(range(10, 34))
 
 
+def _leave(loader):
+    pass
+
+
 def _double(loader):
     loader.batch_sampler.batch_size = 6
 
 
 def _negate(loader):
     loader.collate_fn = negated
+
+
+class Turns(Sampler):
+    """Gives other samples each time, and knows itself how often it was asked."""
+
+    def __init__(self, *turns):
+        self.turns = turns
+        self.turn = 0
+
+    def __iter__(self):
+        self.turn += 1
+        return iter(self.turns[self.turn - 1])
+
+    def __len__(self):
+        return len(self.turns[self.turn])
 
 
 def changes():
@@ -54,6 +73,12 @@ def changes():
             DataLoader(Numbers(34), 3, sampler=SubsetRandomSampler(range(10))),
             _choose,
             range(10),
+            range(10, 34),
+        ),
+        "a sampler counts for itself": (
+            DataLoader(Numbers(34), 3, sampler=Turns(range(20), range(10, 34), ())),
+            _leave,
+            range(20),
             range(10, 34),
         ),
         "the batch size doubles": (DataLoader(Numbers(34), 3, shuffle=True), _double, range(34), range(34)),
@@ -106,6 +131,7 @@ def samplers_by_rank():
         "names of its own": DataLoader(numbers, 3, sampler=Part(36)),
         "around one that is cut": DataLoader(numbers, batch_sampler=Around(DistributedSampler(numbers, workers, rank))),
         "a part of the indices": DataLoader(numbers, 3, sampler=SubsetRandomSampler(list(range(36))[rank::workers])),
+        "from the second epoch on": DataLoader(numbers, 3, sampler=Turns(range(36), range(rank, 36, workers), ())),
         "weights drawn by each": DataLoader(numbers, 3, sampler=Weighted(torch.rand(36), 18)),
     }
 

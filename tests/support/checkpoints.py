@@ -2,6 +2,8 @@
 
 import os
 import signal
+import sys
+import threading
 
 import torch
 import torch.distributed as dist
@@ -13,16 +15,17 @@ import evenstep
 from support import training
 
 
-def train_saving(run, folder, save_at, *, leave=True):
+def train_saving(run, folder, save_at, *, leave=True, **options):
     """Trains, and saves after these iterations; leaves right after the last of them, unless told to go on."""
     model, optimizer, loader = training.prepared(run)
     for _ in range(run.epochs):
         for inputs, targets in loader:
             training.step(model, optimizer, inputs, targets)
             if loader.iteration in save_at:
-                evenstep.checkpoint.save(folder, model, optimizer, loader)
+                evenstep.checkpoint.save(folder, model, optimizer, loader, **options)
                 if leave and loader.iteration == max(save_at):
                     return {"weights": training.weights(model), **learnt(loader)}
+    loader.close()  # A thread may still write.
     return {"weights": training.weights(model)}
 
 
@@ -71,8 +74,8 @@ def train_with_states_cut_over_the_workers(run, folder, save_at=None):
 
 def learnt(loader):
     """What this worker knows of its speed, and everybody of the sizes."""
-    balancer = loader.engine.balancer
-    return {"forecaster": balancer.meter.state_dict(), "policy": balancer.policy.state_dict()}
+    tracker = loader.engine.tracker
+    return {"forecaster": tracker.meter.state_dict(), "policy": tracker.policy.state_dict()}
 
 
 def train_accumulating(run, folder, save_at=None):
@@ -152,6 +155,45 @@ def die_while_saving(run, folder, worker):
             evenstep.checkpoint.save(folder, model, optimizer, loader)
         if loader.iteration == 4:
             evenstep.checkpoint.save(folder, model, optimizer, loader, extras={"extra": Kills(worker)})
+    return None
+
+
+class HeldBack:
+    """Holds back whatever opens a file with this end of its name, until it may `go` or the block ends."""
+
+    def __init__(self, end):
+        self.reached, self.go = threading.Event(), threading.Event()
+        self._end = end
+
+    def __enter__(self):
+        sys.addaudithook(self._hear)
+        return self
+
+    def _hear(self, event, arguments):
+        if event == "open" and not self.go.is_set() and str(arguments[0]).endswith(self._end):
+            self.reached.set()
+            self.go.wait()
+
+    def __exit__(self, *exception):
+        self.go.set()
+
+
+def die_while_writing(run, folder, worker):
+    """Saves once; then again while training goes on, where one worker dies before its file."""
+    model, optimizer, loader = training.prepared(run)
+    with HeldBack(f"__{worker}_0.distcp") as writer:
+        writer.go.set()
+        for _ in range(run.epochs):
+            for inputs, targets in loader:
+                training.step(model, optimizer, inputs, targets)
+                if loader.iteration == 2:
+                    evenstep.checkpoint.save(folder, model, optimizer, loader)
+                    writer.go.clear()
+                if loader.iteration == 4:
+                    evenstep.checkpoint.save(folder, model, optimizer, loader, asynchronous=True)
+                    if dist.get_rank() == worker:
+                        writer.reached.wait()
+                        os.kill(os.getpid(), signal.SIGKILL)
     return None
 
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import sys
 import threading
 
@@ -12,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from support import training
+from support.ports import free_port
 from support.processes import run_workers
 
 
@@ -114,9 +114,8 @@ def prepare_with_others(run, ranks, count, output):
 
 
 def meeting_place():
-    """An environment in which workers meet at worker 0, on a port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listening.getsockname()[1])}
+    """An environment in which workers meet at worker 0, on a port of their own."""
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
 
 
 def run_hung(run, victim, moment, iteration):

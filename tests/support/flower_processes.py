@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 
 import evenstep
-from support.frameworks.start import free_port
 from support.guard import GUARD_SECONDS
+from support.ports import free_port
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 BIN = Path(sys.executable).parent
@@ -28,6 +28,8 @@ from flwr.clientapp import ClientApp
 from evenstep.integrations.flower import SECONDS, measured
 from evenstep_flower.client_app import train
 
+AT_SECOND = ("killed", "stopped", "hangs", "exits", "raises", "another-model", "NaN", "lies")
+
 def faulty(message, context, call_next):
     config, fault = context.node_config, context.node_config.get("fault", "")
     folder = Path(config["folder"])
@@ -37,13 +39,29 @@ def faulty(message, context, call_next):
             (folder / "stuck").write_text("stuck")  # A pipe: this waits until the test reads it.
             signal.pause()
         (folder / "trained").touch()
-    if fault == "crash":
+    if fault in AT_SECOND:  # Whose times the server knows from the first.
+        began = folder / "began"
+        fault = fault if began.exists() else ""
+        began.touch()
+        if fault:
+            (folder / "fired").touch()
+    if fault in ("killed", "stopped"):
+        number = signal.SIGKILL if fault == "killed" else signal.SIGSTOP
+        os.kill(os.getppid(), number)
+        os.kill(os.getpid(), number)
+    if fault == "exits":
+        os._exit(0)
+    if fault == "hangs":
+        signal.pause()
+    if fault in ("crash", "raises"):
         raise RuntimeError("this app is broken")
     reply = call_next(message, context)
-    if fault == "nan":
-        arrays = reply.content["arrays"]
+    arrays = reply.content["arrays"]
+    if fault == "another-model":
+        reply.content["arrays"] = ArrayRecord({k: Array(v.numpy()[:1]) for k, v in arrays.items()})
+    if fault in ("nan", "NaN"):
         reply.content["arrays"] = ArrayRecord({k: Array(np.full_like(v.numpy(), np.nan)) for k, v in arrays.items()})
-    if fault == "lie":
+    if fault in ("lie", "lies"):
         reply.content["metrics"][SECONDS] = 1e9
     return reply
 

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from evenstep.core.groups import Reformed, by_rank
+from evenstep.core.groups import Regroup
+from evenstep.core.groups.form import by_rank
 
 
 @dataclass(frozen=True)
@@ -13,4 +14,4 @@ class Restless:
         return by_rank(range(workers), 3)
 
     def reform(self, groups, seconds):
-        return Reformed(by_rank(range(len(seconds)), len(groups) % 3 + 1), "they are restless")
+        return Regroup(by_rank(range(len(seconds)), len(groups) % 3 + 1), "they are restless")

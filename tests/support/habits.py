@@ -20,7 +20,6 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
-from evenstep.torch.engines import large_gradients
 from support import training
 from support.training import FEATURES, model_of, weights
 
@@ -94,14 +93,9 @@ def plain(model):
 
 
 def together(habits, run, schemes):
-    """What each habit comes to under each scheme, by both names; an error is text.
-
-    With `large`, every gradient counts as large enough to be weighed on its way into its bucket.
-    """
-    found, usual = {}, large_gradients.MIN_ELEMENTS
+    """What each habit comes to under each scheme, by both names; an error is text."""
+    found = {}
     for scheme, options in schemes.items():
-        options = dict(options)
-        large_gradients.MIN_ELEMENTS = 1 if options.pop("large", False) else usual
         for habit in habits:
             found[scheme, habit.__name__] = attempt(habit, run, options)
     return found

@@ -119,7 +119,7 @@ class MemoryConnection:
 
 @final
 class MemoryListener:
-    """A `Listener` for peers of the same process, which connect with `connect`."""
+    """Like `StreamListener`, for peers of the same process, which connect with `connect`."""
 
     addresses = ("memory:",)
 

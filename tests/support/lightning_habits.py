@@ -25,7 +25,6 @@ from evenstep.integrations.lightning import EvenstepFabricStrategy, EvenstepStra
 from evenstep.schemes import Scheme
 from evenstep.testing.scripted import Scripted
 from evenstep.torch.data.randomness import seeded_randomness
-from evenstep.torch.engines import large_gradients
 from support import training
 
 WORKERS = 3
@@ -76,7 +75,8 @@ class GlobalBatches:
         else:
             with seeded_randomness(SEED, self.epoch):
                 order = list(self.loader.sampler)
-        while (part := ledger.take()) is not None:
+        while (part := ledger.slice(ledger.iteration)) is not None:
+            ledger.skip()
             yield order[part.start : part.stop]
 
 
@@ -513,22 +513,13 @@ def with_fabric(world):
                 optimizer.zero_grad()
                 scheduler.step()
             found["seen"].append(keys.tolist())
-            found["losses"].append(fabric.strategy.session.mean(loss.item(), len(inputs)) if together else loss.item())
+            found["losses"].append(
+                fabric.strategy.session.mean_over_workers(loss.item(), len(inputs)) if together else loss.item()
+            )
         found["weights"] += training.weights(model.module)
         if together:
             fabric.strategy.session.close()
     return found
-
-
-def large(world):
-    """Gradients as large ones are weighed: on their way into their buckets."""
-    usual, large_gradients.MIN_ELEMENTS = large_gradients.MIN_ELEMENTS, 1
-    try:
-        return {
-            habit.__name__: habit(world)["weights"] for habit in (manual, alternating, accumulate_by_hand, accumulate)
-        }
-    finally:
-        large_gradients.MIN_ELEMENTS = usual
 
 
 EXACT = [
@@ -554,7 +545,6 @@ EXACT = [
     validate,
     fit_twice,
     with_fabric,
-    large,
 ]
 
 

@@ -19,7 +19,6 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader
 
-from evenstep.integrations.lightning import EvenstepStrategy
 from support import training
 from support.lightning_habits import GLOBAL_BATCH, RUN, Alone, Logging, Manual, Module, Validating, fitted, loader_of
 
@@ -194,24 +193,6 @@ def profile(world):
     return {"weights": module.weights}
 
 
-class Measuring(Callback):
-    """Looks whether compute is measured between batches, where Lightning makes workers wait for each other."""
-
-    def __init__(self):
-        self.measured = set()
-
-    def on_train_batch_end(self, trainer, *_):
-        if isinstance(trainer.strategy, EvenstepStrategy):
-            self.measured.add(trainer.strategy._prepared._balancer.stopwatch.running)
-
-
-def accumulate_without_measuring_waits(world):
-    module, measuring = Module(), Measuring()
-    fitted(world, module, accumulate_grad_batches=3, callbacks=[measuring])
-    assert measuring.measured == (set() if isinstance(world, Alone) else {False})
-    return {"weights": module.weights}
-
-
 class Plateau(Logging):
     """A schedule by what was logged, and steps that a hook leaves out."""
 
@@ -236,18 +217,36 @@ def schedule_by_what_is_logged(world):
     return {"weights": module.weights, "rate": trainer.optimizers[0].param_groups[0]["lr"]}
 
 
+def compute_much():
+    if dist.get_rank() == 1:
+        for _ in range(8):
+            torch.linalg.svd(torch.ones(200, 200, dtype=torch.float64))
+
+
 class Busy(Logging):
     """Logs a mean over the workers in each step, before which one of them computes much."""
 
     def training_step(self, batch, batch_idx):
-        if dist.get_rank() == 1:
-            for _ in range(8):
-                torch.linalg.svd(torch.ones(200, 200, dtype=torch.float64))
+        compute_much()
+        return super().training_step(batch, batch_idx)
+
+
+class Accumulating(Module):
+    """One worker computes much; before each batch Lightning tells all workers whether worker 0 got a SIGTERM."""
+
+    def training_step(self, batch, batch_idx):
+        compute_much()
         return super().training_step(batch, batch_idx)
 
 
 def log_beside_a_busy_worker(world):
     fitted(world, Busy(), asked={"run_dir": f"{world.folder}/busy"}, max_epochs=1)
+    return {}
+
+
+def accumulate_beside_a_busy_worker(world):
+    asked = {"run_dir": f"{world.folder}/accumulating"}
+    fitted(world, Accumulating(), asked=asked, accumulate_grad_batches=3, max_epochs=1)
     return {}
 
 
@@ -339,7 +338,6 @@ EXACT = [
     check_sanity,
     run_fast,
     schedule_the_accumulation,
-    accumulate_without_measuring_waits,
     compile_a_part,
     compile_the_module,
     predict,

@@ -6,15 +6,15 @@ import numpy as np
 import torch
 
 from evenstep.core.values import UNLIMITED, Problem
+from evenstep.launch.server_settings import ServerSettings
 from evenstep.protocol.encoding import decode, encode
-from evenstep.protocol.messages import ANSWERED, Begin, Initialise, Push, Request, SendWeights, Start
+from evenstep.protocol.messages import ANSWERED, Begin, Initialise, NumberedRequest, PushGradients, SendWeights, Start
 from evenstep.protocol.run_spec import RunSpec
 from evenstep.schemes import parse_scheme
 from evenstep.server.primary import Primary
 from evenstep.server.rendezvous import Rendezvous
 from evenstep.server.requests import Service
-from evenstep.server.session import Session
-from evenstep.server.shard.snapshots import Snapshots
+from evenstep.server.session import ServerSession
 from evenstep.server.shard_state import ShardState
 from evenstep.torch.engines.describe import describe, layout_of, options_of
 from support.in_memory import connected_pair
@@ -60,12 +60,12 @@ class LoneServer:
             problem=Problem(global_batch_size=2, minimum=ones, maximum=ones * UNLIMITED),
             length=8, drop_last=False, layout=layout, optimizers=(spec,),
         ).encode()  # fmt: skip
-        self.folder, self.snapshots, self.now, self.events, self.said = folder, Snapshots(folder, 1), 0.0, Kept(), []
+        self.folder, self.now, self.events, self.said = folder, 0.0, Kept(), []
         self.lock, self.unlocked = threading.RLock(), 0
-        self.shard_state = ShardState(index=0, count=1, snapshots=self.snapshots)
+        self.shard_state = ShardState(ServerSettings(count=1, workers=1, snapshots=folder, heartbeat_seconds=1e9))
+        self.snapshots = self.shard_state.snapshots
         self.primary = Primary(
-            shard_state=self.shard_state, workers=1, followers=[], snapshots=self.snapshots, resume=False,
-            snapshot_seconds=60.0, heartbeat_seconds=1e9, recorder=self.events, first_incarnation=0,
+            shard_state=self.shard_state, followers=[], recorder=self.events, first_incarnation=0,
             clock=self.clock, say=self.said.append, report=lambda event: None,
         )  # fmt: skip
         self.local, self.described = local, described
@@ -80,10 +80,9 @@ class LoneServer:
             primary=self.primary,
             rendezvous=Rendezvous(1),
             lock=self.lock,
-            workers=1, heartbeat_seconds=1.0,
         )  # fmt: skip
-        self.session = Session(Line(other, local=self.local), service)
-        start = Start(rank=0, incarnation=incarnation, has=-1, timeout=60.0, process=1)
+        self.session = ServerSession(Line(other, local=self.local), service)
+        start = Start(rank=0, incarnation=incarnation, has=-1, timeout=60.0)
         return self.ask(start, memoryview(self.described))
 
     def clock(self):
@@ -107,7 +106,7 @@ class LoneServer:
         return self.hear()
 
     def request(self, sequence, body, has=-1):
-        return self.ask(Request(sequence=sequence, has=has, body=body))
+        return self.ask(NumberedRequest(sequence=sequence, has=has, body=body))
 
     def fill(self, value):
         """Put the first weight, or a gradient, into the worker's place."""
@@ -123,7 +122,7 @@ class LoneServer:
 
     def push(self):
         version = self.shard_state.version
-        push = Push(
+        push = PushGradients(
             claim=self.claim, weights=version, samples=2, units=2, row=(2, 1000, 0, UNLIMITED), norm=1.0,
             options=self.options,
         )  # fmt: skip

@@ -116,8 +116,29 @@ def weighted_union(scores, labels):
     return cross_entropy(scores, labels, CLASS_WEIGHTS)
 
 
+class WithLoss(torch.nn.Module):
+    """A model that returns its loss alone."""
+
+    def __init__(self, model, loss_of):
+        super().__init__()
+        self.model, self.loss_of = model, loss_of
+
+    def forward(self, features, labels):
+        return {"loss": self.loss_of(self.model(features), labels, None)}
+
+
+class WithScores(WithLoss):
+    """A model that returns its loss, and the scores that it is of."""
+
+    def forward(self, features, labels):
+        scores = self.model(features)
+        return {"loss": self.loss_of(scores, labels, None), "scores": scores}
+
+
 EXACT = {
     "a mean": (mean, {}, union),
+    "a mean within the model": (mean, {"within": WithLoss}, union),
+    "a mean within the model, and scores": (mean, {"within": WithScores}, union),
     "a sum over len": (mean_of_a_sum, {}, union),
     "a mean beside a probe": (mean_beside_a_probe, {}, union),
     "a sum with its weight": (sum_with_the_weight_of_a_sum, {}, union),
@@ -135,6 +156,7 @@ REFUSED = {
     "counts of all": divided_by_the_counts_of_all,
     "class weights of all": divided_by_the_class_weights_of_all,
 }
+WITHIN = {"a constant within the model": WithLoss, "a constant within the model, and scores": WithScores}
 
 GATHERED = {"a gather": gathered_as_if_alike, "a gather with gradients": gathered_as_if_alike_with_gradients}
 RAGGED = {"a gather in other shapes": gathered_in_other_shapes}
@@ -145,12 +167,18 @@ def together():
     given = {name: (loss, options) for name, (loss, options, _) in EXACT.items()}
     return {
         name: trained(*each)
-        for name, each in {**given, **{name: (of, {}) for name, of in (REFUSED | GATHERED | RAGGED).items()}}.items()
+        for name, each in {
+            **given,
+            **{name: (of, {}) for name, of in (REFUSED | GATHERED | RAGGED).items()},
+            **{name: (divided_by_a_constant, {"within": kind}) for name, kind in WITHIN.items()},
+        }.items()
     }
 
 
 def trained(loss_of, options):
-    model = model_of()
+    options = dict(options)
+    within = options.pop("within", None)
+    model = model_of() if within is None else within(model_of(), loss_of)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     loader = DataLoader(TensorDataset(*data()), batch_size=8)
     with warnings.catch_warnings(record=True) as caught:
@@ -163,7 +191,10 @@ def trained(loss_of, options):
                 for _ in range(EPOCHS):
                     for features, labels in loader:
                         optimizer.zero_grad()
-                        loss_of(prepared(features), labels, loader).backward()
+                        if within is None:
+                            loss_of(prepared(features), labels, loader).backward()
+                        else:
+                            prepared(features, labels)["loss"].backward()
                         optimizer.step()
                 came_to = weights(model)
             except evenstep.ConfigError as error:
@@ -208,3 +239,28 @@ def rows_beside(how):
                     (cross_entropy(prepared(features), labels) + prepared(rows).square().mean()).backward()
                     optimizer.step()
     return [str(each.message) for each in caught]
+
+
+def trained_on_sorted_data():
+    """The sentence that refused a mean over data that are sorted by what they contribute, or None."""
+    features, _ = data()
+    targets = torch.linspace(2, 0, len(features), dtype=torch.float64).exp()[:, None]
+    model = torch.nn.Linear(6, 1).double()
+    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    # Every list of the batch sampler has its largest targets first, by as much as a mean over 12 divides more than one
+    # over 3. So gradients are as large on all workers, like those of a sum.
+    lists = [list(range(start, len(features), 10)) for start in range(10)]
+    loader = DataLoader(TensorDataset(features, targets), batch_sampler=lists)
+    prepared, optimizer, loader = evenstep.prepare(model, optimizer, loader, batch_sizes=SIZES, timeout=60.0)
+    with loader:
+        try:
+            for _ in range(EPOCHS):
+                for inputs, wanted in loader:
+                    optimizer.zero_grad()
+                    torch.nn.functional.mse_loss(prepared(inputs), wanted).backward()
+                    optimizer.step()
+        except evenstep.ConfigError as error:
+            return str(error)
+    return None

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evenstep.report.account import Meetings
+from evenstep.report.account.account import Meetings
 
 BATCH, COMM = 240, 0.002
 START = 2

@@ -11,26 +11,27 @@ from collections import Counter
 import msgspec
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from evenstep.core.activity import Doing
 from evenstep.core.values import UNLIMITED, Problem, Reports
+from evenstep.launch.server_settings import ServerSettings
 from evenstep.protocol.encoding import encode
-from evenstep.protocol.messages import Begin, Follow, Initialise, Ping, Push, Rest, SendWeights
+from evenstep.protocol.messages import Begin, Follow, Initialise, Ping, PushGradients, Rest, SendWeights
 from evenstep.protocol.run_spec import RunSpec
 from evenstep.schemes import parse_scheme
 from evenstep.server.primary import Primary
 from evenstep.server.rendezvous import Rendezvous
 from evenstep.server.requests import Service
 from evenstep.server.serving import serve_all
-from evenstep.server.session import Session
-from evenstep.server.shard.snapshots import Snapshots
+from evenstep.server.session import ServerSession
 from evenstep.server.shard_state import ShardState
 from evenstep.telemetry.reading import event_of
 from evenstep.telemetry.recorder import line_of
 from evenstep.tensors.messages import parameter_views
 from evenstep.torch.engines.describe import describe, layout_of, options_of
 from evenstep.transport.base import SilentError
-from evenstep.worker.servers.link import Link
+from evenstep.worker.servers.link import ServerLink
 from support.clocks import FakeClock
 from support.faulty import Faulty, never_in_a_row, seeded
 from support.guard import GUARD_SECONDS
@@ -131,19 +132,17 @@ class Trial:
         torch.manual_seed(1)
         model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1)).double()
         self.models = [copy.deepcopy(model) for _ in range(WORKERS)]
-        snapshots = Snapshots(folder / "snapshots", shards)
-        self.shard_states = [ShardState(index=index, count=shards, snapshots=snapshots) for index in range(shards)]
+        settings = ServerSettings(
+            count=shards, workers=WORKERS, snapshots=folder / "snapshots", snapshot_seconds=1e9,
+            heartbeat_seconds=HEARTBEAT_SECONDS,
+        )  # fmt: skip
+        self.shard_states = [ShardState(replace(settings, index=index)) for index in range(shards)]
         self.locks = [threading.Lock() for _ in range(shards)]
         self.rendezvous = Rendezvous(WORKERS)
         followers = [self._follow(index) for index in range(1, shards)]
         self.primary = Primary(
             shard_state=self.shard_states[0],
-            workers=WORKERS,
             followers=followers,
-            snapshots=snapshots,
-            resume=False,
-            snapshot_seconds=1e9,
-            heartbeat_seconds=HEARTBEAT_SECONDS,
             recorder=self.events,
             say=self.said.append,
             report=self.reported.append,
@@ -182,10 +181,8 @@ class Trial:
             primary=self.primary if not shard else None,
             rendezvous=self.rendezvous,
             lock=self.locks[shard],
-            workers=WORKERS,
-            heartbeat_seconds=HEARTBEAT_SECONDS,
         )
-        session = Session(connection, service)
+        session = ServerSession(connection, service)
 
         def serve():
             serve_all(session)
@@ -235,7 +232,7 @@ class Trial:
         described = RunSpec(
             scheme=self.scheme, problem=PROBLEM, length=SAMPLES, drop_last=False, layout=layout, optimizers=(spec,)
         )
-        link = Link(
+        link = ServerLink(
             rank,
             lambda shard: self._connect(rank, shard),
             len(layouts),
@@ -302,7 +299,7 @@ class Worker:
         self.put(lambda parameter: parameter.grad)
         row = (len(part), 1000, 0, UNLIMITED)
         assert len(row) == Reports.columns()
-        push = Push(
+        push = PushGradients(
             claim=claim,
             weights=version,
             samples=len(part),

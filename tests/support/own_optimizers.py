@@ -25,15 +25,10 @@ class Signs(torch.optim.Optimizer):
 
 
 class ByNorm(Signs):
-    """Permuting the elements permutes the update, but a part's norm is not the whole's."""
+    """A part's norm is not the whole's."""
 
     def update(self, parameter, direction, state, group):
         return direction / direction.norm()
-
-
-class ClipsByNorm(Signs):
-    def update(self, parameter, direction, state, group):
-        return direction * min(1.0, 1e4 / float(direction.norm() + 1e-9))
 
 
 class ByRow(Signs):
@@ -42,6 +37,12 @@ class ByRow(Signs):
             return direction
         rows = state.setdefault("rows", torch.zeros(len(direction)))
         return direction + rows[:, None]
+
+
+class Lists(Signs):
+    def update(self, parameter, direction, state, group):
+        state.setdefault("means", []).append(float(direction.mean()))
+        return direction
 
 
 class Noisy(Signs):
@@ -86,34 +87,6 @@ class Centralises(Signs):
         return direction - direction.mean((1, 2, 3), keepdim=True) if direction.ndim == 4 else direction
 
 
-class FactorsLarge(Signs):
-    """Large matrices alone share a size among the elements of a row, as in Adafactor."""
-
-    def update(self, parameter, direction, state, group):
-        large = direction.ndim == 2 and min(direction.shape) >= 256
-        return direction / direction.square().mean(1, keepdim=True).sqrt() if large else direction
-
-
-class NormsLate(Signs):
-    """As ByNorm, after 100 steps."""
-
-    def update(self, parameter, direction, state, group):
-        state["step"] = state.get("step", 0) + 1
-        return direction / direction.norm() if state["step"] > 100 else direction
-
-
-class MakesUpForZeros(Signs):
-    """Elements with a gradient count more where others have none."""
-
-    def update(self, parameter, direction, state, group):
-        return direction * direction.numel() / (parameter.grad != 0).sum()
-
-
-class ClipsHardlyEver(Signs):
-    def update(self, parameter, direction, state, group):
-        return direction * min(1.0, 1e6 / float(direction.norm() + 1e-9))
-
-
 class LimitsTheWhole(Signs):
     """The gradients of all parameters have a norm of at most 1 together."""
 
@@ -128,7 +101,5 @@ class DecaysMatrices(Signs):
 
 
 class TrainsWhatRequiresIt(Signs):
-    """Servers' slices of the weights require no gradients."""
-
     def update(self, parameter, direction, state, group):
         return direction if parameter.requires_grad else torch.zeros_like(direction)

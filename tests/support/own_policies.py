@@ -20,7 +20,7 @@ WRONG_SIZES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class WrongLoad(evenstep.Load):
+class WrongLoad(evenstep.policies.Load):
     wrong: str
     after: int = 0
 
@@ -28,7 +28,7 @@ class WrongLoad(evenstep.Load):
         return WrongPolicy(self.wrong, self.after)
 
 
-class WrongPolicy(evenstep.LoadPolicy):
+class WrongPolicy(evenstep.policies.LoadPolicy):
     """Gives the first worker all but the smallest batches of the others; something wrong after so many iterations."""
 
     def __init__(self, wrong, after):
@@ -41,10 +41,10 @@ class WrongPolicy(evenstep.LoadPolicy):
         if self.left > 0:
             sizes = problem.minimum.copy()
             sizes[0] += problem.global_batch_size - sizes.sum()
-            return evenstep.Allocation(sizes=sizes)
+            return evenstep.policies.Allocation(sizes=sizes)
         if self.wrong == "type":
             return problem.maximum
-        return evenstep.Allocation(sizes=WRONG_SIZES[self.wrong](problem))
+        return evenstep.policies.Allocation(sizes=WRONG_SIZES[self.wrong](problem))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class WrongSync:
         return [] if self.wrong == "policy" else WrongSyncPolicy(self.wrong)
 
 
-class WrongSyncPolicy(evenstep.SyncPolicy):
+class WrongSyncPolicy(evenstep.policies.SyncPolicy):
     def __init__(self, wrong):
         self.wrong, self.roster = wrong, Roster()
 
@@ -82,23 +82,25 @@ class WrongSyncPolicy(evenstep.SyncPolicy):
         return []
 
 
-@evenstep.recipe
+@evenstep.policies.recipe
 def wrong_sizes(*, wrong: str = "sum", after: int = 0, servers: int = 0) -> evenstep.Scheme:
     load = WrongLoad(wrong=wrong, after=after)
-    return evenstep.Scheme(load=load, served=evenstep.Served(servers=servers) if servers else None)
+    return evenstep.Scheme(load=load, served=evenstep.schemes.Served(servers=servers) if servers else None)
 
 
-@evenstep.recipe
+@evenstep.policies.recipe
 def wrong_sync(*, wrong: Literal["holds", "twice", "releases", "none", "words", "policy"] = "holds") -> evenstep.Scheme:
-    return evenstep.Scheme(load=evenstep.bsp().load, sync=WrongSync(wrong=wrong), served=evenstep.Served())
+    return evenstep.Scheme(
+        load=evenstep.schemes.bsp().load, sync=WrongSync(wrong=wrong), served=evenstep.schemes.Served()
+    )
 
 
-@evenstep.recipe
+@evenstep.policies.recipe
 def wrong_parts(*, part: str = "load") -> evenstep.Scheme:
     if part == "scheme":
         return "bsp"
-    parts = {"load": evenstep.bsp().load, part: part}
-    return evenstep.Scheme(**parts, served=evenstep.Served())
+    parts = {"load": evenstep.schemes.bsp().load, part: part}
+    return evenstep.Scheme(**parts, served=evenstep.schemes.Served())
 
 
 def train_under(schemes, run):

@@ -5,6 +5,7 @@ A block stands for a part of a script. What it leaves open is made up here: smal
 
 import gzip
 import json
+import os
 import re
 import sys
 from contextlib import ExitStack
@@ -65,8 +66,11 @@ def names():
         "loss": 0.5, "loss_of": lambda model, *batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1]),
         "first": DataLoader(data, batch_size=16), "second": DataLoader(data, batch_size=16), "model": model,
         "my_batch": lambda positions: data[torch.as_tensor(positions)], "np": np, "npt": npt, "optimizer": optimizer,
-        "log": lambda values, step: None,
+        "policies": evenstep.policies, "log": lambda values, step: None,
         "run_dir": write_log(Path("run"), [(0.1, 0.1, 0.1)]), "paths": [path],
+        "rank": int(os.environ["RANK"]), "rollouts": data[:8][0].split((1, 2, 5)), "speeds": None,
+        "sum_of_token_losses": lambda model, rollouts: model(torch.cat(rollouts)).sum(), "tokens_of_all_rollouts": 8,
+        "workers": 2,
         "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 4), "shares_of": shares_of,
         "texts": ["text"] * 64, "text": (DOCS.parent / "examples/clusters/four-gpus.toml").read_text(),
         "timedelta": timedelta, "tokenize": torch.tensor, "torch": torch,
@@ -117,7 +121,9 @@ def run(page, stack):
     defined = {}
     for number, block in enumerate(blocks_of(page)):
         given = names_of_any_framework(stack) if page == "any-framework.md" else names()
-        if not re.search(r"evenstep\.(prepare|Session)\(", block) and re.search(r"\b(session|loader)\.", block):
+        if not re.search(r"evenstep\.(prepare|Session)\(", block) and re.search(
+            r"\b(session|loader|checkpoint)\.", block
+        ):
             given = prepared(given)
         space = {**given, **defined, "__name__": "page"}
         exec(compile(block, f"{page}, block {number}", "exec"), space)

@@ -20,10 +20,10 @@ from support.training import step
 ROW = [0] * Reports.columns()
 GOOD = {
     "Meet": {"rank": 1, "round": 0},
-    "Start": {"rank": 1, "incarnation": -1, "has": -1, "process": 1},
+    "Start": {"rank": 1, "incarnation": -1, "has": -1},
     "Initialise": {},
     "Begin": {"number": 0, "epoch": 0, "ahead": 0},
-    "Push": {"claim": 0, "weights": 0, "samples": 1, "units": 1, "row": ROW, "norm": 1.0, "options": [{}]},
+    "PushGradients": {"claim": 0, "weights": 0, "samples": 1, "units": 1, "row": ROW, "norm": 1.0, "options": [{}]},
     "Stage": {},
     "More": {"ahead": 1},
     "Rest": {},
@@ -33,9 +33,9 @@ GOOD = {
 }
 """The fields of each request beside its number; with them a request could be right at some moment, all but `Start`."""
 NUMBERED = ("Stage", "Again")
-BODIES = ("Initialise", "Begin", "Push", "More", "Rest", "Stop")
+BODIES = ("Initialise", "Begin", "PushGradients", "More", "Rest", "Stop")
 NOT_NUMBERS = (None, "1", b"\0", 0.5, float("nan"), -2, 2**62 + 1, 2**64 - 1, True, [], [1], {}, {"a": [1, {"b": 2}]})
-OPERATIONS = (None, 7, "", "__init__", "Follow", "ServeGroup", "ShardCommit", "x" * 1000, ["Push"])
+OPERATIONS = (None, 7, "", "__init__", "Follow", "ServeGroup", "ShardCommit", "x" * 1000, ["PushGradients"])
 ERRORS = ("ConfigError", "DisagreementError", "ProtocolError")
 """What servers refuse with on purpose."""
 
@@ -43,7 +43,7 @@ ERRORS = ("ConfigError", "DisagreementError", "ProtocolError")
 def good(operation, sequence, **more):
     fields = {"op": operation, **GOOD[operation], **more}
     if operation in BODIES:
-        return {"op": "Request", "sequence": sequence, "has": -1, "body": fields}
+        return {"op": "NumberedRequest", "sequence": sequence, "has": -1, "body": fields}
     return {**fields, "sequence": sequence} if operation in NUMBERED else fields
 
 
@@ -141,7 +141,7 @@ class Peer:
 
     def _take_place(self, shard):
         self._connection = self._connect(shard)
-        self._send(good("Start", 0, timeout=60.0, process=os.getpid()), self._described)
+        self._send(good("Start", 0, timeout=60.0), self._described)
         self._await("incarnation")
         self._sequence = 0
 
@@ -186,7 +186,7 @@ class Peer:
     def _frame(self):
         """Bytes that are no message, or announce more than there can be: nothing can come after them."""
         draw = self._draw
-        header = msgspec.msgpack.encode(good("Push", 1))
+        header = msgspec.msgpack.encode(good("PushGradients", 1))
         most, large = DEFAULT_LIMITS.header_bytes, DEFAULT_LIMITS.payload_bytes
         self._raw(
             draw.choice(

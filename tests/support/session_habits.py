@@ -39,7 +39,7 @@ def in_another_order(run, **options):
         known = isinstance(prepared, DistributedDataParallel), list(prepared.state_dict())
         rank = torch.distributed.get_rank()
         rows = session.gather(torch.full((rank, 2), float(rank)))
-        mean = session.mean(float(rank), rank)
+        mean = session.mean_over_workers(float(rank), rank)
         return {
             "rows": rows.tolist(),
             "scalars": session.gather(torch.tensor(rank)).tolist(),

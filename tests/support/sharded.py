@@ -2,6 +2,7 @@
 
 import os
 import signal
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -9,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import evenstep
+import evenstep.torch
 from support import training
 
 
@@ -46,6 +48,14 @@ def train(run, *, shard_states=1, clip=None):
             optimizer.step()
             sizes.append(loader.current.sizes.tolist())
     return {"weights": whole(model), "sizes": sizes, "keys": sorted(model.state_dict())}
+
+
+def train_heard(run):
+    """As `train`; returns what evenstep warned of, too."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        trained = train(run)
+    return {**trained, "warnings": [text for each in heard if "prepare" in (text := str(each.message))]}
 
 
 def train_replicated(run):
@@ -149,6 +159,25 @@ def train_beside_a_busy_worker(run, worker, run_dir):
 
 def average_beside_a_busy_worker(run, worker, run_dir):
     """Workers that do not shard, and average their losses before each backward."""
+    meet_beside_a_busy_worker(run, worker, run_dir, lambda loader, loss, _: loader.mean_over_workers(loss, 1))
+
+
+def sum_beside_a_busy_worker(run, worker, run_dir):
+    """Their script sums by itself, and in another group of its own."""
+    group = dist.new_group()
+
+    def meet(_, loss, outputs):
+        dist.all_reduce(loss.detach().clone())
+        dist.all_gather_object([None] * dist.get_world_size(), outputs.tolist(), group=group)
+
+    meet_beside_a_busy_worker(run, worker, run_dir, meet)
+
+
+def gather_beside_a_busy_worker(run, worker, run_dir):
+    meet_beside_a_busy_worker(run, worker, run_dir, lambda _, __, outputs: evenstep.torch.all_gather(outputs))
+
+
+def meet_beside_a_busy_worker(run, worker, run_dir, meet):
     model = training.model_of(run)
     model.insert(1, Busy(worker))
     model, optimizer, loader = evenstep.prepare(
@@ -156,8 +185,9 @@ def average_beside_a_busy_worker(run, worker, run_dir):
     )
     with loader:
         for inputs, targets in loader:
-            loss = torch.nn.functional.mse_loss(model(inputs), targets)
-            loader.mean_over_workers(loss, len(inputs))
+            outputs = model(inputs)
+            loss = torch.nn.functional.mse_loss(outputs, targets)
+            meet(loader, loss, outputs)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -172,13 +202,16 @@ def training_loader(run):
     return torch.utils.data.DataLoader(dataset, batch_size=run.batch_size, shuffle=True)
 
 
-def train_saving(run, folder, save_at):
+def train_saving(run, folder, save_at, asynchronous):
+    """Saves at this iteration, and leaves after two more."""
     model, optimizer, loader = prepared(run)
     for _ in range(run.epochs):
         for inputs, targets in loader:
             training.step(model, optimizer, inputs, targets)
             if loader.iteration == save_at:
-                evenstep.checkpoint.save(folder, model, optimizer, loader)
+                evenstep.checkpoint.save(folder, model, optimizer, loader, asynchronous=asynchronous)
+            if loader.iteration == save_at + 2:
+                loader.close()
                 return
 
 

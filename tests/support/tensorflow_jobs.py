@@ -4,6 +4,7 @@ import itertools
 import json
 import pickle
 import sys
+import threading
 import traceback
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import evenstep.tensorflow
 from evenstep.schemes import Scheme
 from evenstep.tensorflow.workers import read_place
 from evenstep.testing.scripted import Scripted
+from support.guard import GUARD_SECONDS
 
 WORKERS = evenstep.tensorflow.init()
 LENGTH, GLOBAL, EPOCHS = 150, 24, 3
@@ -201,6 +203,37 @@ def odd(scheme=None):
     return {"weights": model.get_weights()}
 
 
+class Ahead:
+    """Rows, each padded to the longest of its batch; it says when a batch is fetched in a thread of evenstep's."""
+
+    def __init__(self, padded):
+        self.padded, self.began = padded, threading.Event()
+
+    def __len__(self):
+        return LENGTH
+
+    def __getitem__(self, indices):
+        if threading.current_thread().name.startswith("evenstep fetch"):
+            self.began.set()
+        return np.repeat(indices[:, None], indices.max() + 1 if self.padded else 3, 1), indices
+
+
+def ahead(scheme, padded, waits):
+    """Whether each batch is that of its indices; with `waits` the next one is fetched before the step on it."""
+    rows, (model, optimizer) = Ahead(padded), made()
+    _, _, dataset = evenstep.tensorflow.prepare(model, optimizer, rows, scheme, global_batch_size=GLOBAL, seed=5)
+    variables = model.trainable_variables
+    for _ in range(EPOCHS):
+        for batch in dataset:
+            at = dataset.current
+            for part, same in zip(batch, rows[at.indices], strict=True):
+                np.testing.assert_array_equal(part, same)
+            if waits and at.iteration < dataset.cardinality() - 1:
+                assert rows.began.wait(GUARD_SECONDS)
+                rows.began.clear()
+            optimizer.apply([tf.zeros_like(each) for each in variables], variables)
+
+
 class Short:
     """The data, of which each batch lacks a sample."""
 
@@ -222,6 +255,17 @@ def fit_with_another_optimizer():
     model, _, dataset = prepared_plainly()
     model.compile("sgd", LOSS)
     model.fit(dataset)
+
+
+def fit_several_with_a_mask():
+    """Two outputs, of which each has the mask of the words."""
+    given = keras.Input([6], dtype="int64")
+    vectors = keras.layers.Embedding(20, 4, mask_zero=True)(given)
+    model = keras.Model(given, [keras.layers.Dense(3)(vectors), keras.layers.Dense(3)(vectors)])
+    words = np.ones([LENGTH, 6], int)
+    model, optimizer, dataset = prepared_plainly(model, (words, (words, words)))
+    model.compile(optimizer, [LOSS, LOSS])
+    model.fit(dataset, verbose=0)
 
 
 def scale_alone(first=False):
@@ -274,6 +318,7 @@ def refused():
         "lists": lambda: prepare(samples={"inputs": inputs.tolist()}),
         "private": lambda: sharded("private"),
         "another optimizer": fit_with_another_optimizer,
+        "several masks": fit_several_with_a_mask,
         "scaled": scale_alone,
         "scaled before": lambda: scale_alone(first=True),
         "parameter servers": lambda: placed(worker=["a:1"], ps=["b:1"]),

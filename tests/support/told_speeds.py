@@ -19,8 +19,8 @@ def told(scheme, slowdowns, then=None):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told(evenstep.Load):
-    load: evenstep.Load
+class Told(evenstep.policies.Load):
+    load: evenstep.policies.Load
     slowdowns: tuple[int, ...]
     then: tuple[int, tuple[int, ...]] | None = None
 
@@ -36,7 +36,7 @@ class Told(evenstep.Load):
         return ToldPolicy(self.load.policy(workers), self.slowdowns, self.then)
 
 
-class ToldPolicy(evenstep.LoadPolicy):
+class ToldPolicy(evenstep.policies.LoadPolicy):
     def __init__(self, policy, slowdowns, then):
         self.policy, self.slowdowns, self.then = policy, np.array(slowdowns), then
         self.observed = 0

@@ -21,6 +21,7 @@ from evenstep.schemes import Scheme
 from evenstep.testing.scripted import Scripted
 from evenstep.torch.engines.direct_sum import DirectSum
 from evenstep.torch.processes.join_workers import join_workers
+from evenstep.worker import agreement
 
 FEATURES = 6
 
@@ -403,6 +404,15 @@ def skip_a_batch(run, worker, iteration):
         step(model, optimizer, inputs, targets)
 
 
+def weigh_alone(run, worker, iteration):
+    """One worker weighs a batch by units, and the others by samples."""
+    model, optimizer, loader = prepared(run)
+    for inputs, targets in loader:
+        if dist.get_rank() == worker and loader.iteration == iteration:
+            loader.weigh_by(len(inputs))
+        step(model, optimizer, inputs, targets)
+
+
 def skip_a_batch_and_stay_away(run, worker, iteration):
     """As before, and it stops before it looks at what the others told of the iteration after that."""
     model, optimizer, loader = prepared(run)
@@ -420,10 +430,10 @@ def skip_a_batch_and_stay_away(run, worker, iteration):
 def start_differently(run, worker, changes):
     """One worker is started with another scheme, version, batch size or data, once for each change; what is said."""
     told = []
-    version = evenstep.__version__
+    version = agreement.VERSION
     for change in changes:
         mine = dict(change) if dist.get_rank() == worker else {}
-        evenstep.__version__ = mine.pop("version", version)
+        agreement.VERSION = mine.pop("version", version)
         model = torch.nn.Linear(FEATURES, mine.pop("outputs", 1)).to(run.dtype)
         if mine.pop("turned", False):
             model.weight = torch.nn.Parameter(model.weight.detach().T)
@@ -517,13 +527,14 @@ def train_twice_backward(run):
 
 
 def sum_both_ways(count, dtype):
-    """The sum of a random tensor by DirectSum and by all_reduce, and everybody's rows."""
+    """The sum of a random tensor in one or two hops and by all_reduce, and everybody's rows."""
     workers = join_workers(torch.device("cpu"), 20.0)
     torch.manual_seed(1000 * workers.rank + count)
     mine = torch.randn(count, dtype=torch.float64).to(dtype)
     ring = mine.clone()
     dist.all_reduce(ring)
-    rows = DirectSum(mine, workers).finish([workers.rank, -7, 2**62])
+    row = [workers.rank, -7, 2**62]
+    rows = DirectSum(workers).sum(mine, lambda: row)
     return {"equal": torch.equal(ring, mine), "rows": rows.tolist()}
 
 

@@ -1,11 +1,12 @@
-"""Checks that a `Connection` or a `Listener` keeps the promises of `evenstep.transport.base`."""
+"""Checks that a `Connection` or a listener keeps the promises of `evenstep.transport.base`."""
 
 import os
 import threading
 from collections.abc import Callable
 from typing import Final, TypeAlias, cast
 
-from evenstep.transport.base import Connection, ConnectionLostError, Listener, Message, SilentError
+from evenstep.transport.base import Connection, ConnectionLostError, Message, SilentError
+from evenstep.transport.listen import StreamListener
 
 Connected: TypeAlias = Callable[[], tuple[Connection, Connection]]
 """Makes the two ends of a new connection."""
@@ -42,7 +43,7 @@ def check_connection(connected: Connected) -> None:
             other.close()
 
 
-def check_listener(listen: Callable[[], Listener], connect: Callable[[Listener], Connection]) -> None:
+def check_listener(listen: Callable[[], StreamListener], connect: Callable[[StreamListener], Connection]) -> None:
     """Raise AssertionError if a listener that `listen` makes breaks a promise of the interface.
 
     `connect` makes a connection to the given listener.
@@ -230,7 +231,7 @@ def _check_closed_here(one: Connection, other: Connection) -> None:
     other.close()
 
 
-def _check_accept_wakes(listener: Listener) -> None:
+def _check_accept_wakes(listener: StreamListener) -> None:
     """Closing wakes two accepting threads, or refuses them if they call later; one waiting peer may still arrive."""
     lost = threading.Semaphore(0)
 

@@ -62,8 +62,8 @@ def refusal(model=None, optimizer=None, loader=None, **options):
         ({"scheme": "bsp:multiple=3"}, "no parameter 'multiple': choose one of 'micro_batch'"),
         ({"timeout": 10**400}, "timeout must be a positive number of seconds"),
         ({"scheme": 3}, "scheme must be a scheme string such as 'lb-bsp', or what a recipe such as"),
-        ({"scheme": ["asp"]}, "evenstep.lb_bsp() returns, not ['asp']"),
-        ({"scheme": evenstep.ssp}, "returns, not function"),
+        ({"scheme": ["asp"]}, "evenstep.schemes.lb_bsp() returns, not ['asp']"),
+        ({"scheme": evenstep.schemes.ssp}, "returns, not function"),
         ({"global_batch_size": 0}, "global_batch_size must be a whole number of samples from 1 to 2147483647, not 0"),
         ({"global_batch_size": True}, "whole number of samples from 1 to 2147483647, not True"),
         ({"global_batch_size": 2.5}, "whole number of samples from 1 to 2147483647, not 2.5"),
@@ -124,6 +124,11 @@ def test_models():
     for models in ([usual[0]], "model"):
         with pytest.raises(ConfigError, match=r"model must be a torch.nn.Module, or a tuple of them, not "):
             evenstep.prepare(models, usual[1], usual[2])
+
+
+def test_an_argument_that_there_is_not_is_refused_with_the_nearest_one():
+    with pytest.raises(TypeError, match=r"^Session has no argument 'batch_size': did you mean 'batch_sizes'\?$"):
+        evenstep.Session(batch_size=4)
 
 
 def test_integers_of_numpy_are_whole_numbers():
@@ -199,7 +204,7 @@ def test_weigh_by():
 def test_epochs(epoch):
     model, optimizer, loader = parts()
     _, _, prepared = evenstep.prepare(model, optimizer, loader)
-    with pytest.raises(ConfigError, match="an epoch is a whole number from 0 to 2147483647, not "):
+    with pytest.raises(ConfigError, match="epoch must be a whole number from 0 to 2147483647, not "):
         prepared.set_epoch(epoch)
     assert prepared.epoch == 0
 

@@ -116,7 +116,7 @@ def per_sample(part):
     for (inputs,) in loader:
         share = loader.current
         # So long that the real compute makes no difference.
-        loader.engine.balancer.stopwatch.add(1000 * ((1 - part) * share.cost + part * share.samples))
+        loader.engine.tracker.stopwatch.add(1000 * ((1 - part) * share.cost + part * share.samples))
         model(inputs).sum().backward()
         optimizer.step()
         loads = (1 - part) * share.loads.costs / 1000 + part * share.sizes
@@ -381,8 +381,7 @@ def test_the_report_shows_what_each_worker_computed_and_what_of_it_was_padding(t
     (worker,) = values_of(overview_of("a run", read_run(tmp_path)))["workers"]
     assert worker["cost"] * lengths.mean() == pytest.approx(6 + 4 + 8 + 10)
     assert worker["padding"] == pytest.approx(4 / 28)
-    table = workers_table(overview_of("a run", read_run(tmp_path)))
-    shown = dict(zip(table.headings, table.rows[0], strict=True))
+    (shown,) = workers_table(overview_of("a run", read_run(tmp_path))).rows
     assert (shown["part of the cost"], shown["padding"]) == ("100.0%", "14.3%")
 
 

@@ -33,7 +33,7 @@ def in_process(run):
     from custom_policy import ByLastTime
 
     schemes = {
-        "well": evenstep.Scheme(load=ByLastTime(keep=0.2)),
+        "well": evenstep.policies.scheme_of(ByLastTime, keep=0.2),
         "uneven": evenstep.Scheme(load=own_policies.WrongLoad(wrong="sum", after=1000)),
         "sum": evenstep.Scheme(load=own_policies.WrongLoad(wrong="sum")),
         "type": own_policies.wrong_sizes(wrong="type"),

@@ -59,7 +59,7 @@ def iteration(device, stopwatch, *, compute, others_at, host_waits=0.0, samples=
     stopwatch.pause()
     device.wait_for_others(others_at)
     lap = stopwatch.lap(samples, 1)
-    seconds = stopwatch.synchronised_seconds()
+    seconds = stopwatch.synchronised_seconds
     device.host += host_waits
     stopwatch.synchronised()
     device.launch(0.001)  # the optimizer
@@ -96,7 +96,7 @@ def test_a_mark_counts_from_the_last_stretch_of_compute_and_once(device, stopwat
     stopwatch.lap(8, 1)
     stopwatch.restart()
     lap = stopwatch.lap(8, 1)
-    assert (lap.compute_seconds, stopwatch.synchronised_seconds()) == (pytest.approx(0.04), pytest.approx(0.01))
+    assert (lap.compute_seconds, stopwatch.synchronised_seconds) == (pytest.approx(0.04), pytest.approx(0.01))
 
 
 def test_an_iteration_is_written_down_by_the_time_of_the_device_where_there_is_one():
@@ -106,7 +106,8 @@ def test_an_iteration_is_written_down_by_the_time_of_the_device_where_there_is_o
         now = Iteration(
             number=3, epoch=0, share=share,
             piece=MicroBatch(positions=(), samples=8, portion=1.0, first=True, last=True), batch_sizes=[8], samples=8,
-            passes=1, entered=0.0, input_seconds=0.0, synchronised_seconds=0.09, device_synchronised_seconds=by_device,
+            load=8, passes=1, entered=0.0, input_seconds=0.0,
+            synchronised_seconds=0.09, device_synchronised_seconds=by_device,
         )  # fmt: skip
         columns = np.full((2, Reports.columns()), UNLIMITED, dtype=np.int64)
         columns[:, 1] = 30_000, 70_000  # microseconds of compute

@@ -55,7 +55,8 @@ def test_checkpoints_slowness_and_notes_are_written_down(tmp_path):
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # A loss as it is can be noted.
             train(model, optimizer, loader)
-        saved = evenstep.checkpoint.save(tmp_path / "checkpoints", model, optimizer, loader)
+        asynchronous = bool(start)
+        saved = evenstep.checkpoint.save(tmp_path / "checkpoints", model, optimizer, loader, asynchronous=asynchronous)
         loader.close()
         if not start:
             first = saved.name

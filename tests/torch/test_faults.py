@@ -59,6 +59,13 @@ def test_a_worker_that_skips_a_batch_is_named():
         )
 
 
+def test_a_worker_that_weighs_by_units_alone_is_named_long_before_the_timeout():
+    for outcome in run_workers(training.weigh_alone, 3, Run(scripted=1), 1, 4):
+        assert outcome.error.startswith(
+            "WorkerLostError: worker 1 weighs by 'units' where the others weigh by 'samples': call weigh_by on every"
+        )
+
+
 def test_a_worker_that_stops_before_it_can_say_what_differs_is_named_all_the_same():
     run = Run(scripted=1, options={"timeout": 6.0})
     outcomes = run_workers(training.skip_a_batch_and_stay_away, 3, run, 1, 4, stopped=[1])

@@ -22,7 +22,7 @@ def test_a_loss_is_that_of_the_union_batch(found, name):
         assert said == []
 
 
-@pytest.mark.parametrize("name", losses.REFUSED)
+@pytest.mark.parametrize("name", [*losses.REFUSED, *losses.WITHIN])
 def test_a_loss_that_does_not_fall_as_batches_grow_is_refused_on_all_workers(found, name):
     sentences = {each[name][0] for each in found}
     assert len(sentences) == 1
@@ -59,3 +59,7 @@ def test_rows_of_another_loader_and_batches_of_none_get_one_warning(how, sentenc
     for said in results(run_workers(losses.rows_beside, losses.WORKERS, how))[:2]:
         assert {sentence in text for text in said} == ({True} if sentence else set())
         assert len(said) == 1 or how != "zip"
+
+
+def test_a_mean_over_sorted_data_is_not_taken_for_a_sum():
+    assert results(run_workers(losses.trained_on_sorted_data, losses.WORKERS)) == [None] * losses.WORKERS

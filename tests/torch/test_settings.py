@@ -8,7 +8,7 @@ import evenstep
 from evenstep.cluster import parse_cluster
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.telemetry import read_events
-from evenstep.torch.request import Request
+from evenstep.torch.request import RunRequest
 
 CLUSTER = '[devices.old]\nper_sample = "1 ms"\n[[workers]]\ndevice = "old"\ncount = {}\n'
 
@@ -27,7 +27,7 @@ def test_the_scheme_by_argument_environment_and_default(tmp_path, monkeypatch):
     monkeypatch.setenv("EVENSTEP_SCHEME", "lb-bsp:multiple=2")
     assert prepared(tmp_path).scheme == "lb-bsp:multiple=2"
     assert prepared(tmp_path, scheme="bsp").scheme == "bsp"
-    assert prepared(tmp_path, scheme=evenstep.lb_bsp(multiple=4)).scheme == "lb-bsp:multiple=4"
+    assert prepared(tmp_path, scheme=evenstep.schemes.lb_bsp(multiple=4)).scheme == "lb-bsp:multiple=4"
     assert prepared(tmp_path, batch_sizes=[3]).scheme == "static:3"
     monkeypatch.setenv("EVENSTEP_SCHEME", "")
     assert prepared(tmp_path).scheme == "lb-bsp"
@@ -67,11 +67,7 @@ def test_the_run_directory_and_the_emulated_cluster(tmp_path, monkeypatch):
 )
 def test_the_timeout(given, variable, seconds):
     launched = LaunchSettings.from_environment({"EVENSTEP_TIMEOUT": variable})
-    names = ("model", "optimizer", "scheme", "global_batch_size", "batch_sizes", "run_dir", "comm_hook", "emulate")
-    others = {**dict.fromkeys((*names, "schedulers", "process_group")), "model": torch.nn.Linear(1, 1), "seed": 0}
-    others |= {"weights": "samples", "empty": "copy"}
-    request = Request.of(DataLoader([1]), launched, timeout=given, **others)
-    assert request.timeout == seconds
+    assert RunRequest.of(launched, timeout=given).timeout == seconds
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evenstep.core.errors import ConfigError, ProtocolError
+from evenstep.core.errors import ProtocolError
 from evenstep.transport.segment import Segment
 
 
@@ -33,12 +33,6 @@ def test_no_size_of_a_segment_can_be_changed():
         for size in (0, 4999, 5001):
             with pytest.raises(PermissionError):
                 os.ftruncate(segment.descriptor, size)
-
-
-@pytest.mark.parametrize("nbytes", [0, -1])
-def test_a_segment_of_no_bytes_is_refused(nbytes):
-    with pytest.raises(ConfigError, match="use at least 1"):
-        Segment.create(nbytes)
 
 
 @pytest.mark.parametrize("nbytes", [0, 4999, 5001, 2**40])

@@ -154,8 +154,8 @@ def test_what_was_edited_is_not_used_because_it_could_fail_later(place, value, k
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (lambda path: path.write_text("[" * 200_000), "is damaged: it is no JSON"),
-        (lambda path: path.write_bytes(b"\xff\x00"), "is damaged: it is no JSON"),
+        (lambda path: path.write_text("[" * 200_000), "is damaged: it is not JSON"),
+        (lambda path: path.write_bytes(b"\xff\x00"), "is damaged: it is not JSON"),
         (lambda path: path.unlink() or path.mkdir(), "cannot be read: it is not a regular file"),
         (lambda path: path.unlink() or path.symlink_to(path), "cannot be read: Too many levels of symbolic links"),
     ],

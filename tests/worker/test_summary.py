@@ -3,11 +3,15 @@
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from support.made_meetings import meetings_of
 
-from evenstep.report.account import Account
-from evenstep.worker.summary import bars
+from evenstep.core.samples import Share, whole_batch
+from evenstep.core.values import Reports
+from evenstep.report.account.account import Account
+from evenstep.worker.iteration import Iteration
+from evenstep.worker.summary import Summary, bars
 
 
 def shown(monkeypatch, workers, *, encoding="utf-8", terminal=False, iterations=20):
@@ -40,3 +44,38 @@ def test_there_are_none_for_one_worker_for_many_or_where_they_cannot_be_printed(
 
 def test_nor_for_a_run_without_an_iteration(monkeypatch):
     assert shown(monkeypatch, 2, iterations=0) == []
+
+
+def met(number, script_seconds):
+    """An iteration of 1 ms of two workers, before which worker 0 did something else for so long."""
+    sizes = np.array([12, 12])
+    share = Share(iteration=number, positions=tuple(range(12)), samples=12, sizes=sizes)
+    done = Iteration(
+        number=number,
+        epoch=0,
+        share=share,
+        piece=whole_batch(share),
+        batch_sizes=[12],
+        samples=12,
+        load=12,
+        passes=1,
+        entered=0.0,
+        input_seconds=0.0,
+        script_seconds=script_seconds,
+        paused=0.001,
+    )
+    reports = Reports(sizes, np.array([1000, 1000]), np.zeros(2, dtype=np.int64), sizes)
+    return done, reports, np.array([[round(1e6 * done.input_seconds), round(1e6 * done.script_seconds)], [0, 0]])
+
+
+def test_all_waiting_is_less_than_all_time_though_worker_0_stands_still_for_most_of_it():
+    # After an iteration that may not be in the sample that the account keeps.
+    summary = Summary(workers=2, global_batch_size=24, scheme="bsp", say=lambda _: None)
+    still = {number: 3.0 if number % 100 == 50 else 0.0 for number in range(2000)}
+    for number, seconds in still.items():
+        summary.take(*met(number, seconds))
+    summary.drop()
+    account = summary.account
+    assert account.seconds == pytest.approx(2000 * 0.001 + sum(still.values()), rel=0.01)
+    assert account.waiting == pytest.approx(0.5, abs=0.05)
+    assert account.gain.equal_waits == pytest.approx(0.5, abs=0.05)

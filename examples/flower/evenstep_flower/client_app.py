@@ -1,6 +1,6 @@
-"""A node: trains on its own data with the batch size, the steps and the rate that the server says.
+"""A node: trains on its own data with the batch size, steps and learning rate from the server.
 
-Node config: `partition-id` says which data it has, `slowdown` makes it that many times slower.
+Node config: `partition-id` chooses its data, and `slowdown` makes it that many times slower.
 """
 
 import numpy as np

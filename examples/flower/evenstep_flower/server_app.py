@@ -17,7 +17,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     scheme = parse_scheme(config["scheme"])
-    fedavg = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)  # With as many as are left.
+    fedavg = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)  # With the remaining nodes.
     if scheme.served is None:
         strategy = LoadBalanced(
             fedavg, scheme, mode=config["mode"], patience=config["patience"] or None, run_dir=config["run-dir"] or None

@@ -1,4 +1,4 @@
-"""The data of a node and its local training, in NumPy: ten classes of points, of which each node has mostly two."""
+"""A node's data and local training, in NumPy: ten classes of points, where each node has mostly two of them."""
 
 import numpy as np
 
@@ -20,7 +20,7 @@ def points(generator, targets):
 
 
 def private_data(partition):
-    """The points that node `partition` has; node 0 has the most."""
+    """The points of node `partition`; node 0 has the most."""
     generator = np.random.default_rng(1 + partition)
     count = 1200 // (1 + partition % 4)
     favourites = np.array([2 * partition, 2 * partition + 1]) % CLASSES
@@ -41,7 +41,7 @@ def accuracy(weights, data):
 
 
 def train(weights, data, *, batch_size, steps, lr, generator, slowdown=1):
-    """So many steps of SGD on random batches. A slow node computes each gradient `slowdown` times."""
+    """Run `steps` steps of SGD on random batches. A slow node computes each gradient `slowdown` times."""
     weights = {name: values.copy() for name, values in weights.items()}
     for _ in range(steps):
         rows = generator.choice(len(data[0]), size=batch_size)

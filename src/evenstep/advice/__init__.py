@@ -1,6 +1,6 @@
-"""Advice: which scheme is best on these machines, and what it gains over plain synchronous training."""
+"""Advice: the best scheme on given machines, and its gain over plain synchronous training."""
 
-from evenstep.advice.advise import Advice, Figure, advise
+from evenstep.advice.advise import Advice, advise
 from evenstep.advice.machines import Machines, described_machines, measured_machines
 
-__all__ = ["Advice", "Figure", "Machines", "advise", "described_machines", "measured_machines"]
+__all__ = ["Advice", "Machines", "advise", "described_machines", "measured_machines"]

@@ -1,4 +1,4 @@
-"""How fast each worker is, iteration by iteration: measured in a run, or described by a cluster file."""
+"""The speed of each worker by iteration, measured in a run or described by a cluster file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,78 +10,67 @@ import numpy.typing as npt
 from evenstep.cluster import Cluster, ClusterWorker
 from evenstep.cluster.slowness import AffineCurve, Constant, Device, Disturbance, Episodic, From, Trace
 from evenstep.core.errors import ConfigError
-from evenstep.report.account import Elasticity
+from evenstep.core.load.elasticity import Elasticity
 from evenstep.report.iterations import FloatArray, Iterations
 from evenstep.report.recorded import RecordedRun
 
 MIN_ITERATIONS: Final = 20
-"""A shorter run says too little: `lb-bsp` has only just settled, and slowness has not shown its pattern."""
+"""Shorter runs say too little: `lb-bsp` has only just settled, and slowness has not shown its pattern."""
 
-_WARM_UP: Final = 2
-_LEAST_SECONDS: Final = 1e-6
-_DESCRIBED: Final = 400
-_FEWEST: Final = 100
-_MOST: Final = 20_000
+_WARM_UP: Final = 2  # Iterations, which are not counted.
+_LEAST_SECONDS: Final = 1e-6  # The resolution of the log.
+_DESCRIBED: Final = 400  # Iterations of a described disturbance, unless it repeats after more.
+_FEWEST: Final = 100  # Iterations of each worker, and
+_MOST: Final = 20_000  # of all together: their simulation takes seconds.
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machines:
-    """Workers, and how the time of each varied.
+    """Workers, and the variation of each one's time.
 
     Attributes:
-        cluster: The workers for the simulator, without what makes their times vary from iteration to iteration.
-        factors: How many times as long as usual each iteration took, shape [workers, iterations].
-        exchange_seconds: What an iteration takes beside compute, on all workers alike: communication, and the script.
+        cluster: The workers for the simulator; each takes as long as in the iterations of `seconds`, repeated from the
+            start.
+        seconds: Each worker's compute seconds at equal sizes, shape [workers, iterations].
+        exchange_seconds: Seconds of an iteration besides compute, alike on all workers: communication and the script.
         global_batch_size: In samples.
-        measured: The samples/s of the run, and the scheme under which it was made; None for a cluster file.
-        others: Seconds per iteration that each worker takes for input and script beyond the others, shape [workers].
+        measured: The samples/s of the run, and its scheme; None for a cluster file.
+        others: Seconds per iteration by which each worker exceeds the others for input and script, shape [workers].
     """
 
     cluster: Cluster
-    factors: FloatArray
+    seconds: FloatArray
     exchange_seconds: float
     global_batch_size: int
     measured: tuple[str, float] | None = None
     others: FloatArray
 
-    def disturbed(self) -> Cluster:
-        """The cluster, whose workers take as long as in these iterations, and from their start again."""
-        workers = tuple(
-            replace(each, disturbances=(*each.disturbances, *self._of(rank)))
-            for rank, each in enumerate(self.cluster.workers)
-        )
-        return replace(self.cluster, workers=workers)
 
-    def seconds(self) -> FloatArray:
-        """Each worker's compute seconds at equal sizes, shape [workers, iterations]."""
-        equal = self.global_batch_size / len(self.cluster)
-        usual = [0.0 if each.device is None else each.device.curve.seconds(equal) for each in self.cluster.workers]
-        return np.asarray(np.array(usual)[:, np.newaxis] * self.factors)
-
-    def _of(self, rank: int) -> list[Disturbance]:
-        parts: list[Disturbance] = [Trace(factors=tuple(self.factors[rank].tolist()))]
-        if self.others[rank] > 0:
-            parts.append(Constant(factor=1.0, extra_seconds=float(self.others[rank])))
-        return parts
+def _disturbed(worker: ClusterWorker, factors: FloatArray, other: float) -> ClusterWorker:
+    """The worker, whose iterations take `factors` times their usual seconds, and `other` seconds more."""
+    parts: list[Disturbance] = [Trace(factors=tuple(factors.tolist()))]
+    if other > 0:
+        parts.append(Constant(factor=1.0, extra_seconds=other))
+    return replace(worker, disturbances=tuple(parts))
 
 
 def longest(workers: int) -> int:
-    """The most iterations to simulate for this number of workers: 20,000 of all together, but at least 100 of each."""
+    """The most iterations to simulate for this number of workers: 20,000 in total, but at least 100 per worker."""
     return max(_FEWEST, _MOST // workers)
 
 
 def measured_machines(run: RecordedRun, described: Cluster | None = None) -> Machines:
-    """The machines of a recorded run; hosts, links and memory as a cluster file describes them, if there is one.
+    """The machines of a recorded run, with hosts, links and memory from a cluster file if there is one.
 
-    Of a long run the latest iterations count, as many as `longest` says.
+    Of a long run, only the latest `longest` iterations count.
 
-    A worker's time is a fixed part and a part in proportion to its samples, as the changes of its sizes show; without
-    any it is taken for proportional. What an iteration took beyond its usual time is its factor.
+    A worker's time has a fixed part and a part in proportion to its samples, estimated from changes of its sizes;
+    without any, it counts as proportional. The factor of an iteration is its time over the usual time.
 
     Raises:
-        ConfigError: The run is too short, has one worker, lacks the records of some, or is of another number of workers
-            than the cluster file.
+        ConfigError: The run is too short, has one worker, lacks the records of some, or has a different number of
+            workers than the cluster file.
     """
     if run.unrecorded:
         raise ConfigError(
@@ -114,35 +103,40 @@ def measured_machines(run: RecordedRun, described: Cluster | None = None) -> Mac
     curves = [_curve(*each, 1 - share, equal) for each, share in zip(kept, elasticities, strict=True)]
     factors = np.array([_factors(*each, curve)[:length] for each, curve in zip(kept, curves, strict=True)])
     described_workers = (None,) * len(done) if described is None else described.workers
-    workers = tuple(_worker(curve, each) for curve, each in zip(curves, described_workers, strict=True))
     others = np.array([float(np.mean(each.own_parts[1:].sum(axis=0))) for each in done.values()])
     exchange = min(float(np.mean(each.comm_seconds)) for each in done.values()) + float(others.min())
     linked = described is not None and bool(described.links)
+    beyond = others - others.min()
+    each_worker = zip(map(_worker, curves, described_workers), factors, beyond.tolist(), strict=True)
+    workers = tuple(_disturbed(*each) for each in each_worker)
     cluster = Cluster(workers=workers) if described is None else replace(described, workers=workers)
     return Machines(
         cluster=cluster,
-        factors=factors,
+        seconds=np.array([curve.seconds(equal) for curve in curves])[:, np.newaxis] * factors,
         exchange_seconds=float(others.min()) if linked else exchange,
         global_batch_size=run.global_batch_size,
         measured=(run.scheme, speed),
-        others=others - others.min(),
+        others=beyond,
     )
 
 
-def described_machines(cluster: Cluster, global_batch_size: int) -> Machines:
-    """The machines of a cluster file, with the disturbances that it describes.
+def described_machines(
+    cluster: Cluster, global_batch_size: int, *, exchange_seconds: float = 0.0, others: FloatArray | None = None
+) -> Machines:
+    """The machines of a cluster file, with the disturbances that it describes; `others` are 0 if not given.
 
-    They are looked at over 400 iterations, or over the longest time in which a disturbance repeats if that is longer;
-    over `longest` iterations at most.
+    They cover 400 iterations, or the longest period after which a disturbance repeats if that is longer, but at most
+    `longest` iterations.
 
     Raises:
-        ConfigError: It has one worker, or one without a device.
+        ConfigError: It has only one worker, or a worker without a device.
     """
     if len(cluster) < 2:
         raise ConfigError("the cluster has one worker, which waits for no other: there is no scheme to choose")
     equal = global_batch_size / len(cluster)
     count = _horizon(cluster)
-    factors, workers = [], []
+    others = np.zeros(len(cluster)) if others is None else others
+    at_equal, workers = [], []
     for rank, each in enumerate(cluster.workers):
         if each.device is None:
             raise ConfigError(
@@ -154,14 +148,15 @@ def described_machines(cluster: Cluster, global_batch_size: int) -> Machines:
             disturbed.seconds(worker=rank, iteration=at, batch_size=equal, natural_seconds=usual, now=0.0)
             for at in range(count)
         ]
-        factors.append(np.array(seconds) / usual)
-        workers.append(replace(each, disturbances=()))
+        factors = np.array(seconds) / usual
+        at_equal.append(usual * factors)
+        workers.append(_disturbed(each, factors, float(others[rank])))
     return Machines(
         cluster=replace(cluster, workers=tuple(workers)),
-        factors=np.array(factors),
-        exchange_seconds=0.0,
+        seconds=np.array(at_equal),
+        exchange_seconds=exchange_seconds,
         global_batch_size=global_batch_size,
-        others=np.zeros(len(cluster)),
+        others=others,
     )
 
 
@@ -181,11 +176,11 @@ def _worker(curve: AffineCurve, described: ClusterWorker | None) -> ClusterWorke
     if described is None:
         return ClusterWorker(device=Device(curve=curve))
     device = Device(curve=curve) if described.device is None else replace(described.device, curve=curve)
-    return replace(described, device=device, disturbances=())
+    return replace(described, device=device)
 
 
 def _whole(done: Sequence[Iterations], run: RecordedRun) -> list[npt.NDArray[np.bool_]]:
-    """Which iterations of each worker count: not those on the short last slice of an epoch, or without samples."""
+    """The iterations of each worker that count: not those on an epoch's short last slice or without samples."""
     if run.servers is not None:
         return [each.samples >= max(0.5 * float(np.median(each.samples)), 1.0) for each in done]
     samples = np.array([each.samples for each in done])
@@ -208,13 +203,13 @@ def _columns(done: Iterations, counts: npt.NDArray[np.bool_]) -> tuple[FloatArra
 
 
 def _curve(samples: FloatArray, seconds: FloatArray, share: float, equal: float) -> AffineCurve:
-    """The usual time, of which that share at `equal` samples is fixed."""
+    """The curve of the usual time, of which the fraction `share` at `equal` samples is fixed."""
     relative = share + (1 - share) * samples / equal
     usual = max(float(np.median(seconds / relative)), _LEAST_SECONDS)
     return AffineCurve(fixed_seconds=share * usual, seconds_per_sample=(1 - share) * usual / equal)
 
 
 def _factors(samples: FloatArray, seconds: FloatArray, curve: AffineCurve) -> FloatArray:
-    """How many times as long as usual each iteration took."""
+    """The time of each iteration relative to the usual time."""
     usual = curve.fixed_seconds + curve.seconds_per_sample * samples
     return np.asarray(np.maximum(seconds, _LEAST_SECONDS) / np.maximum(usual, _LEAST_SECONDS))

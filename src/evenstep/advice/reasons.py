@@ -1,4 +1,4 @@
-"""What slows these machines, in sentences: which worker, how much, and whether it lasts."""
+"""Sentences about what slows the machines: which worker, how much, and whether it lasts."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -9,24 +9,24 @@ from evenstep.advice.machines import Machines
 from evenstep.report.account.verdict import SLOW, times
 from evenstep.report.iterations import FloatArray
 
-_LATE: Final = 0.1
-_JITTER: Final = 0.1
-_EPISODE: Final = 1.5
-_LEAST_IN_EPISODES: Final = 0.02
-_WINDOW: Final = 5
-_MOST: Final = 4
-_MOST_NAMED: Final = 8
+_LATE: Final = 0.1  # Of its usual compute, a worker that has more input or script than the others is named.
+_JITTER: Final = 0.1  # The relative deviation from which jitter is named.
+_EPISODE: Final = 1.5  # Times slower than usual.
+_LEAST_IN_EPISODES: Final = 0.02  # Of its iterations; fewer are not worth a sentence.
+_WINDOW: Final = 5  # Iterations in a row.
+_MOST: Final = 4  # Sentences.
+_MOST_NAMED: Final = 8  # Workers in a sentence.
 
 
 def reasons(machines: Machines) -> Iterator[str]:
-    """A sentence for each thing that makes workers wait for each other, the most important first."""
-    seconds = machines.seconds()
+    """A sentence for each cause of workers' waiting for each other, the most important first."""
+    seconds = machines.seconds
     found = [*_slow(seconds), *_episodes(seconds), *_jitter(seconds), *_others(machines, seconds)]
     yield from found[:_MOST] or ["All workers are equally fast, and stay so."]
 
 
 def _slow(seconds: FloatArray) -> Iterator[str]:
-    """Workers that are slower than the fastest half, all those alike in one sentence."""
+    """Workers that are slower than the fastest half, similar ones in one sentence."""
     usual = np.median(seconds, axis=1)
     fast = float(np.median(np.sort(usual)[: max(len(usual) // 2, 1)]))
     alike: dict[str, list[int]] = {}
@@ -38,8 +38,8 @@ def _slow(seconds: FloatArray) -> Iterator[str]:
 
 
 def _episodes(seconds: FloatArray) -> Iterator[str]:
-    """Stretches in which workers are slower than they usually are."""
-    # The median of a few in a row: a single slow iteration is no episode.
+    """Episodes in which workers are slower than usual."""
+    # The median of a few in a row, because a single slow iteration is not an episode.
     windows = np.lib.stride_tricks.sliding_window_view(seconds, min(_WINDOW, seconds.shape[1]), axis=1)
     level = np.median(windows, axis=2) / np.median(seconds, axis=1)[:, np.newaxis]
     slow = level >= _EPISODE
@@ -50,7 +50,7 @@ def _episodes(seconds: FloatArray) -> Iterator[str]:
 
 
 def _jitter(seconds: FloatArray) -> Iterator[str]:
-    """Slowness that changes in every iteration: neighbours differ, though the level stays."""
+    """Slowness that changes in every iteration: neighbours differ, but the level stays."""
     changes = np.abs(np.diff(np.log(seconds), axis=1))
     spread = float(np.median(changes)) / 0.954  # The median of |difference of two normals| over their deviation.
     if spread >= _JITTER:
@@ -62,7 +62,7 @@ def _others(machines: Machines, seconds: FloatArray) -> Iterator[str]:
     for worker, other in enumerate(machines.others):
         if other >= _LATE * usual:
             yield (
-                f"Worker {worker} spends {1000 * other:.0f} ms of each iteration on input or script, beyond the others:"
+                f"Worker {worker} spends {1000 * other:.1f} ms of each iteration on input or script, beyond the others:"
                 " look there first, since no scheme helps against that."
             )
     if machines.exchange_seconds >= usual:
@@ -73,7 +73,7 @@ def _others(machines: Machines, seconds: FloatArray) -> Iterator[str]:
 
 
 def _named(workers: list[int]) -> str:
-    """Who, with the verb: `Worker 3 is`, `Workers 0 1 2 are`, `10 workers are`."""
+    """Name workers, with the verb: `Worker 3 is`, `Workers 0 1 2 are`, `10 workers are`."""
     if len(workers) == 1:
         return f"Worker {workers[0]} is"
     listed = " ".join(map(str, sorted(workers)))

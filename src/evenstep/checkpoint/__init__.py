@@ -7,7 +7,8 @@ A checkpoint is written whole or not at all, and checked before it is used. `tor
 tensors, so sharded models are written in parallel and can continue under another sharding.
 """
 
-from evenstep.checkpoint.contents import Stateful
+from torch.distributed.checkpoint.stateful import Stateful
+
 from evenstep.checkpoint.restoring import restore
 from evenstep.checkpoint.saving import save
 

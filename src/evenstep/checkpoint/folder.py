@@ -6,17 +6,17 @@ This module knows files and their digests, but not their meaning.
 import fcntl
 import json
 import shutil
+import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final, TypeAlias, TypeVar, final
 
-from evenstep.core.checkpoints import checkpoints, newer, next_checkpoint, superseded
+from evenstep.core.checkpoints import checkpoints, next_checkpoint, number_of
 from evenstep.core.errors import CheckpointError
 from evenstep.server.shard.snapshots import digest, patiently, sync
 
-MANIFEST: Final = "manifest.json"
+_MANIFEST: Final = "manifest.json"
 _PARTIAL: Final = ".partial-"
 _Read = TypeVar("_Read")
 
@@ -30,22 +30,26 @@ class DamagedError(Exception):
 
 @final
 class CheckpointFolder:
-    """The checkpoints in one directory, which all workers see."""
+    """The checkpoints in one directory, which all workers see.
+
+    Attributes:
+        path: The directory.
+        known: The number of the newest checkpoint that this run has written or restored; 0 if it found none; None if
+            it has done neither.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.known: int | None = None
+        self._begun: Path | None = None
         self._lock: IO[bytes] | None = None
 
     def newest_first(self) -> list[str]:
-        """The names of the checkpoints."""
-        return checkpoints(read_of(self._names, "folder"))[::-1]
+        """Return the names of the checkpoints; OSError if they cannot be read."""
+        return checkpoints(patiently(self._names))[::-1]
 
-    def begin(self, known: int | None) -> str:
+    def begin(self) -> str:
         """Create a new checkpoint and return its name; remove what an earlier writer did not finish.
-
-        Args:
-            known: The number of the newest checkpoint that this run has written or restored; 0 if it found none; None
-                if it has done neither.
 
         Raises:
             CheckpointError: Another run writes here too.
@@ -53,50 +57,60 @@ class CheckpointFolder:
         """
         self.path.mkdir(parents=True, exist_ok=True)
         names = self._names()
-        foreign = None if known is None else newer(names, known)
-        for name in names:
-            if name.startswith(_PARTIAL):
-                if _is_being_written(self.path / name):
-                    foreign = name
-                else:
-                    shutil.rmtree(self.path / name, ignore_errors=True)
-        if foreign is not None:
+        foreign = [] if self.known is None else [each for each in checkpoints(names) if number_of(each) > self.known]
+        for partial in (self.path / name for name in names if name.startswith(_PARTIAL)):
+            if _is_being_written(partial):
+                foreign.append(partial.name)
+            else:
+                shutil.rmtree(partial, ignore_errors=True)
+        if foreign:
             raise CheckpointError(
-                f"another run saves into {self.path} too, since {foreign} is not this one's: give each run its own"
+                f"another run saves into {self.path} too, since {foreign[-1]} is not this one's: give each run its own"
                 " folder"
             )
         name = next_checkpoint(names)
         self.partial(name).mkdir()
-        self._lock = (self.partial(name) / MANIFEST).open("wb")
+        self._begun = self.partial(name)
+        self._lock = (self._begun / _MANIFEST).open("wb")
         with suppress(OSError):  # Not every file system supports locks.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return name
 
     def partial(self, name: str) -> Path:
-        """Where a checkpoint is written before it gets its name."""
+        """Return where a checkpoint is written before it gets its name."""
         return self.path / f"{_PARTIAL}{name}"
 
-    def finish(self, name: str, manifest: Mapping[str, Any], *, keep: int) -> Path:
+    def finish(self, name: str, manifest: Mapping[str, Any], *, keep: int) -> None:
         """Give a written checkpoint its name, and remove those beyond the newest `keep`.
 
         Raises:
             OSError: As for `begin`. The older checkpoints are untouched.
         """
-        partial, whole = self.partial(name), self.path / name
-        write_durably(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
-        for folder in [*(path for path in partial.rglob("*") if path.is_dir()), partial]:
-            sync(folder)
-        partial.rename(whole)
+        partial = self.partial(name)
+        (partial / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+        sync(partial / _MANIFEST)
+        sync(partial)
+        partial.rename(self.path / name)
+        # Even if an error follows: the next save must not take it for another run's.
+        self.known = number_of(name)
+        self.abandon()
         sync(self.path)
-        with suppress(OSError):  # Then there are more than need be, until the next one is written.
+        with suppress(OSError):  # If it fails, too many stay until the next one is written.
             spared = self.last_finite()
-            for old in superseded(self._names(), keep):
+            for old in checkpoints(self._names())[:-keep]:
                 if old != spared:
                     shutil.rmtree(self.path / old, ignore_errors=True)
-        return whole
+
+    def abandon(self) -> None:
+        """Release the lock, and remove the checkpoint that was begun if it was not finished."""
+        if self._begun is not None:
+            shutil.rmtree(self._begun, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.close()
+        self._begun = self._lock = None
 
     def last_finite(self) -> str | None:
-        """The newest checkpoint whose manifest does not say that its weights are not finite.
+        """Return the newest checkpoint whose manifest does not say that its weights are not finite.
 
         Raises:
             OSError: A manifest cannot be read now.
@@ -107,19 +121,15 @@ class CheckpointFolder:
                     return name
         return None
 
-    def way_back(self) -> str:
-        """How to go on from the last checkpoint with finite weights; OSError as above."""
-        last = self.last_finite()
+    def not_finite(self, name: str) -> str:
+        """Return the warning about a checkpoint whose weights are not finite, with a way to go on; OSError as above."""
+        last, found = self.last_finite(), f"the weights of {name} hold a NaN or an infinity"
         if last is None:
-            return "no checkpoint has finite ones"
-        return f"{last}, the last with finite ones, is kept; to go on from it, move those after it to another folder"
-
-    def end(self, name: str) -> None:
-        """Release the lock, and remove the checkpoint if it was not finished. May be called twice."""
-        if self._lock is not None:
-            shutil.rmtree(self.partial(name), ignore_errors=True)
-            self._lock.close()
-            self._lock = None
+            return f"{found}: no checkpoint has finite ones"
+        return (
+            f"{found}: {last}, the last with finite ones, is kept; to go on from it, move those after it to another"
+            " folder"
+        )
 
     def _names(self) -> list[str]:
         try:
@@ -129,9 +139,9 @@ class CheckpointFolder:
 
 
 def _is_being_written(partial: Path) -> bool:
-    """Whether its writer still holds the lock on its manifest."""
+    """True if its writer still holds the lock on its manifest."""
     try:
-        with (partial / MANIFEST).open("rb+") as manifest:
+        with (partial / _MANIFEST).open("rb+") as manifest:
             fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -140,59 +150,55 @@ def _is_being_written(partial: Path) -> bool:
     return False
 
 
-def read_of(read: Callable[[], _Read], name: str, *, pause: float = 1.0) -> _Read:
-    """What `read` returns, patiently.
+def read_of(path: Path, read: Callable[[Path], _Read], *, pause: float = 1.0) -> _Read:
+    """Read a file with `read`, and retry for a while after errors that may pass.
 
     Raises:
-        DamagedError: The file of this name is not there.
-        OSError: It could not be read at any time.
+        DamagedError: There is no such file, or something else in its place, such as a directory or a pipe.
+        OSError: No try could read it.
     """
+
+    def read_file() -> _Read:
+        if not stat.S_ISREG(path.stat().st_mode):  # Opening a pipe would wait for its writer.
+            raise DamagedError(f"its {path.name} is not a file")
+        return read(path)
+
     try:
-        return patiently(read, pause=pause)
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        raise DamagedError(f"its {name} cannot be read ({error.strerror})") from error
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Write a file and wait until it is on the disk."""
-    path.write_bytes(content)
-    sync(path)
-
-
-def written_files(checkpoint: Path) -> list[str]:
-    """The files of a checkpoint except its manifest, in the same order on every host."""
-    found = (path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file())
-    return sorted(name for name in found if name != MANIFEST)
+        return patiently(read_file, pause=pause)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DamagedError(f"its {path.name} cannot be read ({error.strerror})") from error
 
 
 def fingerprint(path: Path) -> Fingerprint:
-    """The size and digest of a file."""
+    """Return the size and digest of a file."""
     return {"bytes": path.stat().st_size, "blake2b": digest(path)}
 
 
 def manifest_of(checkpoint: Path) -> dict[str, Any]:
-    """A checkpoint's manifest, with the fingerprints of its files.
+    """Read a checkpoint's manifest, with the fingerprints of its `files`.
 
     Raises:
-        DamagedError: It is no manifest.
+        DamagedError: It is not a manifest, or names no files.
         OSError: It cannot be read now.
     """
-    content = read_of(lambda: (checkpoint / MANIFEST).read_bytes(), MANIFEST)
+    content = read_of(checkpoint / _MANIFEST, Path.read_bytes)
     try:
         manifest = json.loads(content)
-        return {**manifest, "files": dict(manifest["files"])}
+        files = dict(manifest["files"])
     except (ValueError, KeyError, TypeError) as error:
-        raise DamagedError(f"its {MANIFEST} is none ({error})") from error
+        raise DamagedError(f"its {_MANIFEST} is none ({error})") from error
+    if not files:
+        raise DamagedError(f"its {_MANIFEST} is none (it names no files)")
+    return {**manifest, "files": files}
 
 
 def require_whole(checkpoint: Path, files: Mapping[str, Fingerprint]) -> None:
     """Check that these files have their fingerprints.
 
     Raises:
-        DamagedError: One has not.
-        OSError: One cannot be read now.
+        DamagedError: A file does not have its fingerprint.
+        OSError: A file cannot be read now.
     """
     for name, expected in files.items():
-        found = read_of(partial(fingerprint, checkpoint / name), name)
-        if found != expected:
+        if read_of(checkpoint / name, fingerprint) != expected:
             raise DamagedError(f"its {name} has other content than was written, or another length")

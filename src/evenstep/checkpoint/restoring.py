@@ -1,28 +1,35 @@
 """Restores the newest whole checkpoint."""
 
+import io
 import json
 import os
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.state_dict_loader import load as load_from
+from torch.distributed.checkpoint.stateful import Stateful
 
-from evenstep.checkpoint.contents import Contents, Stateful, restore_random_state
-from evenstep.checkpoint.folder import MANIFEST, CheckpointFolder, DamagedError, manifest_of, require_whole
-from evenstep.checkpoint.saving import FORMAT, RUN, TENSORS, VALUES, generators_of, require_arguments
-from evenstep.checkpoint.together import collectives, together
-from evenstep.checkpoint.tree import unpacked
-from evenstep.core.checkpoints import heir, number_of
+from evenstep.checkpoint.contents import Contents, restore_random_state, unpacked
+from evenstep.checkpoint.folder import CheckpointFolder, DamagedError, manifest_of, require_whole
+from evenstep.checkpoint.saving import FORMAT, RUN, VALUES, generators_of, require_arguments
+from evenstep.checkpoint.together import together
+from evenstep.checkpoint.writing import Saver
+from evenstep.core.checkpoints import number_of
 from evenstep.core.errors import CheckpointError, ConfigError
 from evenstep.server.shard.snapshots import patiently
 from evenstep.torch.agree import device_identity
 from evenstep.torch.data.batches import Batches
 from evenstep.torch.engines.engine import Engine
+from evenstep.torch.processes.workers import Workers
 
 
 def restore(
@@ -36,9 +43,9 @@ def restore(
     """Continue from the newest whole checkpoint, on any number of workers. All workers must call it together.
 
     Call it after `prepare` and before the first loop, which then continues in mid-epoch: `for epoch in
-    range(loader.epoch, epochs)`. The checkpoint's global batch size and seed win over those of this start, with a
+    range(loader.epoch, epochs)`. The checkpoint's global batch size and seed override those of this start, with a
     warning. Every file is compared with what was written. A damaged checkpoint is left out, and the one before it is
-    used, with a warning. So does a warning say if the weights are not finite, and which checkpoint has finite ones.
+    used, with a warning. A warning also says if the weights are not finite, and which checkpoint has finite ones.
 
     Args:
         folder: As for `save`.
@@ -48,7 +55,7 @@ def restore(
         extras: The same names as were saved.
 
     Returns:
-        The checkpoint, a directory in `folder`. None if there is none yet, and under `evenstep profile`; nothing has
+        The checkpoint, a directory in `folder`. None if there is none yet, and under `evenstep plan`; nothing has
         changed then.
 
     Raises:
@@ -58,39 +65,48 @@ def restore(
     """
     loader, *others = require_arguments(folder, model, optimizer, loader)
     engine = loader.engine
-    if loader.profiled:
+    if loader.surveyed:
         return None
-    checkpoints = CheckpointFolder(Path(folder))
-    together(engine, lambda: len(Contents.of(model, optimizer, extras).models))
-    first = engine.workers.rank == 0
-    names: list[str] = together(engine, lambda: checkpoints.newest_first() if first else [])[0]
+    saver = Saver.of(Path(folder), engine)
+    checkpoints = saver.folder
+
+    def look() -> list[str]:
+        saver.wait()
+        Contents.of(model, optimizer, extras)
+        return checkpoints.newest_first() if engine.workers.rank == 0 else []
+
+    names: list[str] = together(engine, look)[0]
     name = _newest_whole(checkpoints, names, engine)
     if name is not None:
-        _read(checkpoints.path / name, Contents.of(model, optimizer, extras), loader, others)
-    loader.checkpoints[checkpoints.path.absolute()] = number_of(names[0]) if names else 0
+        _read(checkpoints.path / name, Contents.of(model, optimizer, extras), (loader, *others))
+    checkpoints.known = number_of(names[0]) if names else 0
     if name is None:
         return None
-    engine.balancer.record_checkpoint(name, restored=True)
+    engine.tracker.record_checkpoint(name, restored=True)
     with suppress(OSError, DamagedError):
-        if first and not manifest_of(checkpoints.path / name).get("finite", True):
-            warnings.warn(
-                f"the weights of {name} hold a NaN or an infinity: {checkpoints.way_back()}",
-                stacklevel=2,
-            )
-    return checkpoints.path / name
+        if engine.workers.rank == 0 and not manifest_of(checkpoints.path / name).get("finite", True):
+            warnings.warn(checkpoints.not_finite(name), stacklevel=2)
+    return Path(folder) / name
 
 
 def _newest_whole(checkpoints: CheckpointFolder, names: Sequence[str], engine: Engine) -> str | None:
-    """The first of these checkpoints that is not damaged; None if there are none."""
+    """Return the first of these checkpoints that is not damaged; None if there are none."""
     damage = ""
     for name in names:
-        found = _damage(checkpoints.path / name, engine)
-        if found is None:
+        found = together(engine, partial(_check, checkpoints.path / name, engine.workers))
+        seen = [each["seen"] for each in found]
+        if any(seen) and not all(seen):
+            raise CheckpointError(
+                f"worker {seen.index(False)} does not see {checkpoints.path / name}, and worker {seen.index(True)}"
+                " does: give a folder on a file system that all hosts share"
+            )
+        wrong = next((each["damage"] for each in found if each["damage"]), None)
+        if wrong is None:
             return name
-        damage = damage or f"{name} is damaged ({found})"
+        damage = damage or f"{name} is damaged ({wrong})"
         if engine.workers.rank == 0:
             warnings.warn(
-                f"the checkpoint {checkpoints.path / name} is damaged ({found}) and left out: training goes on from the"
+                f"the checkpoint {checkpoints.path / name} is damaged ({wrong}) and left out: training goes on from the"
                 " one before, if there is one",
                 stacklevel=3,
             )
@@ -101,72 +117,84 @@ def _newest_whole(checkpoints: CheckpointFolder, names: Sequence[str], engine: E
     return None
 
 
-def _damage(checkpoint: Path, engine: Engine) -> str | None:
-    """What is wrong with a checkpoint, of which each worker checks a part; None if it is whole."""
-
-    def check() -> str | None:
-        try:
-            files = manifest_of(checkpoint)["files"]
-            mine = sorted(files)[engine.workers.rank :: engine.workers.count]
-            require_whole(checkpoint, {name: files[name] for name in mine})
-        except DamagedError as error:
-            return str(error)
-        return None
-
-    seen = together(engine, lambda: (checkpoint / MANIFEST).exists())
-    if any(seen) and not all(seen):
-        raise CheckpointError(
-            f"worker {seen.index(False)} does not see {checkpoint}, and worker {seen.index(True)} does: give a folder"
-            " on a file system that all hosts share"
-        )
-    return next((found for found in together(engine, check) if found is not None), None)
+def _check(checkpoint: Path, workers: Workers) -> dict[str, Any]:
+    """Return whether this worker sees a checkpoint, and the damage to its part of the files; empty if there is none."""
+    try:
+        manifest = manifest_of(checkpoint)
+        if (found := manifest.get("format")) != FORMAT:
+            raise CheckpointError(
+                f"{checkpoint} has format {found}, written by evenstep {manifest.get('evenstep')}, and this one reads"
+                f" format {FORMAT}: go on with that one, or give another folder to start over"
+            )
+        mine = sorted(manifest["files"])[workers.rank :: workers.count]
+        require_whole(checkpoint, {name: manifest["files"][name] for name in mine})
+    except DamagedError as error:
+        return {"seen": checkpoint.is_dir(), "damage": str(error)}
+    return {"seen": True, "damage": ""}
 
 
-def _read(checkpoint: Path, contents: Contents, loader: Batches, others: Sequence[Batches]) -> None:
-    """Restore in joint steps, so that no worker waits in a collective for a worker that has failed."""
-    engine, workers = loader.engine, loader.engine.workers
-    reader = FileSystemReader(checkpoint / TENSORS)
+def _read(checkpoint: Path, contents: Contents, loaders: Sequence[Batches]) -> None:
+    """Restore from a checkpoint that is whole. Each worker reads what it needs, without waiting for others."""
+    engine, workers = loaders[0].engine, loaders[0].engine.workers
+    found: dict[str, Any] = {}
     run: dict[str, Any] = {}
     plain: dict[str, Any] = {}
-    targets: dict[str, Any] = {}
 
-    def make_room() -> None:
-        run.update(json.loads(patiently((checkpoint / RUN).read_bytes)))
-        plain.update(unpacked(patiently((checkpoint / VALUES).read_bytes)))
-        if run["format"] != FORMAT:
-            raise CheckpointError(
-                f"the checkpoint {checkpoint} has format {run['format']}, not {FORMAT}: restore it with the evenstep"
-                " that wrote it"
-            )
-        if len(run.get("others", [])) != len(others):
+    def read() -> None:
+        metadata = patiently(FileSystemReader(checkpoint).read_metadata)
+        wanted = {RUN, VALUES, generators_of(workers.rank)} & metadata.state_dict_metadata.keys()
+        found.update(_load(checkpoint, dict.fromkeys(wanted)))
+        run.update(json.loads(found[RUN]))
+        plain.update(unpacked(found[VALUES]))
+        if len(run["loaders"]) != len(loaders):
             raise ConfigError(
-                f"the checkpoint is of {1 + len(run.get('others', []))} loaders and {1 + len(others)} are to be"
-                " restored: give the same"
+                f"the checkpoint is of {len(run['loaders'])} loaders and {len(loaders)} are to be restored: give the"
+                " same"
             )
-        targets.update(contents.targets(plain, patiently(reader.read_metadata)))
+        found.update(_load(checkpoint, contents.targets(plain, metadata)))
 
     def go_on() -> None:
-        contents.load(plain, targets)
-        for each, state in zip((*others, loader), (*run.get("others", []), run["loader"]), strict=True):
+        contents.load(plain, found)
+        # The first loader comes last, since its sizes are used by all.
+        for each, state in reversed(list(zip(loaders, run["loaders"], strict=True))):
             _continue_loader(each, state, run, device_identity(contents.device, workers))
         if len(run["devices"]) == workers.count:
-            generators = unpacked(patiently((checkpoint / generators_of(workers.rank)).read_bytes))
-            restore_random_state(generators, contents.device)
+            restore_random_state(unpacked(found[generators_of(workers.rank)]), contents.device)
 
-    def read_tensors() -> None:
-        group = workers.host_group
-        with collectives(engine):
-            load_tensors(
-                targets,
-                storage_reader=reader,
-                planner=DefaultLoadPlanner(flatten_state_dict=False),
-                process_group=group,
-                no_dist=group is None,
-            )
-
-    together(engine, make_room)
-    together(engine, read_tensors)
+    together(engine, read)
     together(engine, go_on)
+
+
+@final
+class _PlainValues(DefaultLoadPlanner):
+    """Reads what is not a tensor without running any code in it."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        self.state_dict[read_item.dest_index.fqn] = torch.load(value, weights_only=True)
+
+
+def _load(checkpoint: Path, targets: dict[str, Any]) -> dict[str, Any]:
+    """Read a checkpoint's tensors into the targets, and the rest in the place of theirs; return them.
+
+    Raises:
+        OSError: No try could read it.
+    """
+
+    def load() -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "torch.distributed is disabled")
+                load_from(
+                    targets,
+                    storage_reader=FileSystemReader(checkpoint),
+                    planner=_PlainValues(flatten_state_dict=False, flatten_sharded_tensors=False),
+                    no_dist=True,
+                )
+        except CheckpointException as error:
+            raise OSError(error.failures[0][0]) from error
+
+    patiently(load)
+    return targets
 
 
 def _continue_loader(loader: Batches, state: Mapping[str, Any], run: Mapping[str, Any], device: str) -> None:
@@ -176,6 +204,6 @@ def _continue_loader(loader: Batches, state: Mapping[str, Any], run: Mapping[str
         return
     # Each worker has its own predictor, and continues the one that was trained on its device.
     loader.load_state_dict({**state, "load": {**state["load"], "worker": None}})
-    predecessor = heir(device, run["devices"])
+    predecessor = run["devices"].index(device) if run["devices"].count(device) == 1 else None
     if predecessor is not None:
-        loader.engine.balancer.meter.load_state_dict(run["forecasters"][predecessor])
+        loader.engine.tracker.meter.load_state_dict(run["forecasters"][predecessor])

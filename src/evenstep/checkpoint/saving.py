@@ -1,37 +1,33 @@
-"""Writes a checkpoint. All workers write parts of it, and it gets its name once it is whole."""
+"""Saves a checkpoint. All workers write parts of it, and it gets its name once it is whole."""
 
 import json
 import os
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+from torch.distributed.checkpoint.stateful import Stateful
 
 import evenstep
-from evenstep.checkpoint.contents import Contents, Stateful, random_state
-from evenstep.checkpoint.folder import CheckpointFolder, Fingerprint, fingerprint, write_durably, written_files
-from evenstep.checkpoint.together import collectives, together
-from evenstep.checkpoint.tree import packed, take_apart
-from evenstep.core.checkpoints import number_of
+from evenstep.checkpoint.contents import Contents, packed, random_state
+from evenstep.checkpoint.folder import CheckpointFolder
+from evenstep.checkpoint.together import together
+from evenstep.checkpoint.writing import CheckpointWriter, Saver
 from evenstep.core.disagreement import Field, require_agreement
-from evenstep.core.errors import CheckpointError, ConfigError
+from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
 from evenstep.core.values import UNLIMITED, require_whole
 from evenstep.torch.agree import device_identity
 from evenstep.torch.data.batches import Batches
-from evenstep.torch.engines.engine import Engine
 from evenstep.torch.engines.served import ServedEngine
 
-FORMAT: Final = 1
-TENSORS: Final = "tensors"
-VALUES: Final = "values.pt"
-RUN: Final = "run.json"
+FORMAT: Final = 2
+VALUES: Final = "values"
+RUN: Final = "run"
 _ORDER: Final = "give folder, model, optimizer, loader, in this order"
 
 
@@ -43,6 +39,7 @@ def save(
     *,
     keep: int = 2,
     extras: Mapping[str, Stateful] | None = None,
+    asynchronous: bool = False,
 ) -> Path:
     """Write everything that the run needs to continue from here. All workers must call it together.
 
@@ -60,93 +57,99 @@ def save(
             whose weights are finite.
         extras: Other objects with a `state_dict`, by name: schedulers, a GradScaler, an average of the weights. Worker
             0's state is used on all workers, except for sharded tensors.
+        asynchronous: Return once the state is copied into the memory of the host, so that training goes on while a
+            thread writes the copy. The next `save`, `restore` or `close` waits for it, and raises its failure.
 
     Returns:
-        The checkpoint, a directory in `folder`. Under `evenstep profile`, which trains nothing worth keeping, nothing
-        is written, and it returns `folder`.
+        The checkpoint, a directory in `folder`, which is there once it is whole. Under `evenstep plan`, which trains
+        nothing worth keeping, nothing is written, and it returns `folder`.
 
     Raises:
+        CheckpointError: It could not be written, on this worker or another, or the asynchronous one before it could
+            not. Older checkpoints are untouched.
         ConfigError: The scheme trains on servers, which write their own snapshots, or something cannot be saved.
-        CheckpointError: It could not be written, on this worker or another. Older checkpoints are untouched.
+        DisagreementError: The workers have other weights, or other extras.
         WorkerLostError: A worker died meanwhile.
     """
     keep = require_whole("keep", keep, 1, UNLIMITED)
     loader, *others = require_arguments(folder, model, optimizer, loader)
     engine = loader.engine
-    if loader.profiled:
+    if loader.surveyed:
         return Path(folder)
     if not engine.synchronises:
         raise ConfigError(
             "a checkpoint was to be saved between two micro-batches of an iteration: save where loader.synchronises"
         )
+    saver = Saver.of(Path(folder), engine)
     loader.settle()
-    checkpoints = CheckpointFolder(Path(folder))
-    known = loader.checkpoints.get(checkpoints.path.absolute())
-    first = engine.workers.rank == 0
+    positions = [_trained_on(each) for each in (loader, *others)]
+    written: dict[str, Any] = {}
 
     def begin() -> dict[str, Any]:
+        saver.wait()
         contents = Contents.of(model, optimizer, extras)
+        written.update(_own_part(contents, engine.workers.rank))
         return {
-            "name": checkpoints.begin(known) if first else None,
             "extras": sorted(contents.extras),
             "device": device_identity(contents.device, engine.workers),
             "finite": contents.finite,
-            "forecaster": engine.balancer.meter.state_dict(),
+            "forecaster": engine.tracker.meter.state_dict(),
+            "name": saver.folder.begin() if engine.workers.rank == 0 else None,
         }
 
-    told = together(engine, begin)
-    require_agreement(told, {"extras": Field(phrase="the extras {}", then="save the same on every worker")})
-    contents = Contents.of(model, optimizer, extras)
-    name: str = told[0]["name"]
-    finite = all(each["finite"] for each in told)
-    diverged = first and not finite and _newest_is_finite(checkpoints)
-    state = _trained_on(loader)
-    further = [_trained_on(each) for each in others]
     try:
-        run = {
-            "format": FORMAT,
-            "scheme": loader.scheme,
-            "loader": state,
-            "others": further,
-            "devices": [each["device"] for each in told],
-            "forecasters": [each["forecaster"] for each in told],
-        }
-        files = _write(checkpoints.partial(name), contents, run, engine)
+        told = together(engine, begin)
+        engine.compare_replicas()
+        require_agreement(told, {"extras": Field(phrase="the extras {}", then="save the same on every worker")})
+        name: str = told[0]["name"]
+        if engine.workers.rank == 0:
+            devices, forecasters = ([each[key] for each in told] for key in ("device", "forecaster"))
+            run = {"scheme": loader.scheme, "loaders": positions, "devices": devices, "forecasters": forecasters}
+            written[RUN] = json.dumps(run)
         manifest = {
             "format": FORMAT,
             "evenstep": evenstep.__version__,
             "torch": torch.__version__,
             "workers": engine.workers.count,
-            "epoch": state["epoch"],
-            "iteration": state["iteration"],
-            "finite": finite,
-            "files": files,
+            "epoch": positions[0]["epoch"],
+            "iteration": positions[0]["iteration"],
+            "finite": all(each["finite"] for each in told),
         }
-        together(engine, lambda: str(checkpoints.finish(name, manifest, keep=keep)) if first else None)
-    finally:
-        checkpoints.end(name)
-        # Also if an error came after it had its name: the next save must not take it for another run's.
-        if os.path.exists(checkpoints.path / name):
-            loader.checkpoints[checkpoints.path.absolute()] = number_of(name)
-    engine.balancer.record_checkpoint(name, restored=False)
-    if diverged:
-        with suppress(OSError):
-            warnings.warn(
-                f"the weights of {name} hold a NaN or an infinity: {checkpoints.way_back()}",
-                stacklevel=2,
-            )
-    return checkpoints.path / name
+        if engine.workers.rank == 0 and not manifest["finite"]:
+            _warn_of_first(saver.folder, name)
+        writer = CheckpointWriter(saver.folder, name, manifest, keep=keep)
+        together(engine, partial(saver.save, written, writer, asynchronous=asynchronous))
+    except BaseException:
+        saver.folder.abandon()
+        raise
+    return Path(folder) / name
 
 
-def _newest_is_finite(checkpoints: CheckpointFolder) -> bool:
-    """Whether the newest checkpoint has finite weights, if there is one: else its writer has told."""
+def _own_part(contents: Contents, rank: int) -> dict[str, Any]:
+    """Return this worker's tensors by path, and the rest as bytes; worker 0 has what all workers share."""
+    plain, tensors = contents.state()
+    part = {**tensors, generators_of(rank): packed("the random generators", random_state(contents.device))}
+    if rank == 0:
+        for name, values in plain["extras"].items():
+            packed(f"the extra {name!r}", values)  # For an error that names it.
+        part[VALUES] = packed("the model or the optimizer", plain)
+    return part
+
+
+def _warn_of_first(checkpoints: CheckpointFolder, name: str) -> None:
+    """Warn of weights that are not finite, unless the newest checkpoint's are not either."""
     with suppress(OSError):
-        return checkpoints.newest_first()[:1] in ([], [checkpoints.last_finite()])
-    return False
+        if checkpoints.newest_first()[:1] in ([], [checkpoints.last_finite()]):
+            warnings.warn(checkpoints.not_finite(name), stacklevel=3)
+
+
+def generators_of(rank: int) -> str:
+    """Return the name of a worker's random generators in a checkpoint."""
+    return f"generators.{rank}"
 
 
 def require_arguments(folder: object, model: object, optimizer: object, loader: object) -> tuple[Batches, ...]:
-    """Refuse arguments of `save` or `restore` that are something else, such as each other, and schemes on servers.
+    """Refuse wrong arguments of `save` or `restore`, such as arguments in the wrong order, and schemes on servers.
 
     Returns the loaders.
     """
@@ -171,7 +174,7 @@ def require_arguments(folder: object, model: object, optimizer: object, loader: 
 
 
 def _trained_on(loader: Batches) -> dict[str, Any]:
-    """The loader's state at the optimizer's last step, so that later batches are handed out again."""
+    """Return the loader's state at the optimizer's last step, so that later batches are handed out again."""
     state = loader.state_dict()
     if 1 < loader.unstepped == loader.iteration:
         warnings.warn(
@@ -186,59 +189,3 @@ def _trained_on(loader: Batches) -> dict[str, Any]:
             stacklevel=3,
         )
     return {**state, "iteration": max(0, state["iteration"] - loader.unstepped)}
-
-
-def _write(partial: Path, contents: Contents, run: Mapping[str, Any], engine: Engine) -> dict[str, Fingerprint]:
-    """Write everything except the manifest; return the fingerprint of each file.
-
-    In joint steps, so that no worker waits in a collective for a worker that has failed.
-    """
-    workers = engine.workers
-    together(engine, lambda: _require_shared(partial))
-    tensors: dict[str, torch.Tensor] = {}
-    together(engine, lambda: tensors.update(_write_values(partial, contents, run, workers.rank)))
-    together(engine, lambda: _write_tensors(partial, tensors, engine))
-
-    def fingerprints() -> dict[str, Fingerprint]:
-        mine = written_files(partial)[workers.rank :: workers.count]
-        return {name: fingerprint(partial / name) for name in mine}
-
-    return {name: found for part in together(engine, fingerprints) for name, found in part.items()}
-
-
-def _write_values(partial: Path, contents: Contents, run: Mapping[str, Any], rank: int) -> dict[str, torch.Tensor]:
-    """Write everything except the tensors, and return these."""
-    plain, tensors = take_apart(contents.state())
-    if rank == 0:
-        for name, values in plain["extras"].items():
-            packed(f"the extra {name!r}", values)  # For an error that names it.
-        write_durably(partial / VALUES, packed("the model or the optimizer", plain))
-        write_durably(partial / RUN, json.dumps(run).encode())
-    write_durably(partial / generators_of(rank), packed("the random generators", random_state(contents.device)))
-    return tensors
-
-
-def _write_tensors(partial: Path, tensors: dict[str, torch.Tensor], engine: Engine) -> None:
-    group = engine.workers.host_group
-    with collectives(engine):
-        save_tensors(
-            tensors,
-            storage_writer=FileSystemWriter(partial / TENSORS),
-            # Of what all workers have alike, worker 0's is written.
-            planner=DefaultSavePlanner(flatten_state_dict=False, dedup_save_to_lowest_rank=True),
-            process_group=group,
-            no_dist=group is None,
-        )
-
-
-def generators_of(rank: int) -> str:
-    """The file of a worker's random generators."""
-    return f"generators-{rank}.pt"
-
-
-def _require_shared(partial: Path) -> None:
-    if not partial.is_dir():
-        raise CheckpointError(
-            f"the folder {partial.parent} is not the one that worker 0 sees: give a folder on a file system that all"
-            " hosts share"
-        )

@@ -1,8 +1,6 @@
 """Steps that all workers take together. If one of them fails, all raise, instead of waiting for it."""
 
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
@@ -22,13 +20,13 @@ def together(engine: Engine, part: Callable[[], Any]) -> list[Any]:
     """
     failure: EvenstepError | None = None
     value = None
-    activity = engine.balancer.activity
+    activity = engine.tracker.activity
     try:
         with activity.doing(Doing.CHECKPOINTING):
             value = part()
     # RuntimeError: a collective failed with its peer, or a state does not fit its object.
     except (EvenstepError, OSError, RuntimeError, CheckpointException) as error:
-        failure = _explained(error)
+        failure = explained(error)
     try:
         with activity.waiting():
             records = gather(engine.workers, {"value": value} if failure is None else {"error": str(failure)})
@@ -45,25 +43,19 @@ def together(engine: Engine, part: Callable[[], Any]) -> list[Any]:
     return [record["value"] for record in records]
 
 
-def _explained(error: EvenstepError | OSError | RuntimeError | CheckpointException) -> EvenstepError:
+def explained(error: BaseException, what: str = "the checkpoint") -> EvenstepError:
+    """Return the error to raise after saving or restoring `what` has failed with this one."""
     if isinstance(error, EvenstepError):
         return error
-    if isinstance(error, CheckpointException):
-        causes = "; ".join(f"worker {rank}: {cause[0]!r}" for rank, cause in error.failures.items())
-        text = f"torch.distributed.checkpoint failed ({causes}): look at the folder and its disk"
-    elif isinstance(error, OSError):
-        text = f"the checkpoint failed ({error}): see to it that the folder has room and is there"
-    else:
-        text = f"the checkpoint failed ({str(error).strip()}): look at the folder and the workers"
-    failure = CheckpointError(text)
+    failures = error.failures if isinstance(error, CheckpointException) else {}
+    causes = [f"worker {rank}: {_first_line(cause)}" for rank, (cause, _) in sorted(failures.items())]
+    said = "; ".join(causes) or _first_line(error)
+    disk = isinstance(error, OSError | CheckpointException)
+    then = "see to it that the folder has room and is there" if disk else "look at the folder and the workers"
+    failure = CheckpointError(f"{what} failed ({said}): {then}")
     failure.__cause__ = error
     return failure
 
 
-@contextmanager
-def collectives(engine: Engine) -> Iterator[None]:
-    """Run collectives of torch.distributed.checkpoint, in which this worker mostly waits for the others."""
-    with engine.balancer.activity.waiting(), warnings.catch_warnings():
-        # A single process needs no process group, but torch warns.
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        yield
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -13,16 +13,11 @@ from evenstep.core.nearest import nearest
 from evenstep.telemetry.regular import open_regular
 
 _MAX_SOURCE: Final = 1 << 20
-"""Bytes of a script that are searched for the names of its options."""
-
-_PACKAGES: Final = {
-    "torch": "PyTorch: pip install 'evenstep[{}]', or install the build for your device (https://pytorch.org)",
-    "plotly": "plotly for its page: pip install 'evenstep[{}]'",
-}
+"""The most bytes of a script that are searched for the names of its options."""
 
 
 def as_path(text: str) -> Path:
-    """The type of an argument that is a path; an empty text, which would be the working directory, is refused."""
+    """Convert an argument that is a path; an empty text, which would be the working directory, is refused."""
     if not text:
         raise argparse.ArgumentTypeError("needs a path, not an empty text")
     return Path(text)
@@ -71,6 +66,7 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             parents=parents,
             conflict_handler="resolve",
+            allow_abbrev=False,  # Options of the script, which stand after it, would count as ambiguous ones.
         )
 
     def error(self, message: str) -> NoReturn:
@@ -78,18 +74,8 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}: see {self.prog} --help")
 
     def parse(self, arguments: list[str]) -> argparse.Namespace:
-        """Parse all arguments; ConfigError if one is unknown (the message names the nearest), missing or malformed.
-
-        If a positional takes the script's arguments (argparse.REMAINDER), all that stand after the script are the
-        script's. argparse alone would also compare them with this parser's options, and refuse an ambiguous one.
-        """
-        rest = [action.dest for action in self._actions if action.nargs == argparse.REMAINDER]
-        after = self._script_at(arguments) + 1 if rest else len(arguments)
-        parsed, unknown = self.parse_known_args(arguments[:after])
-        for dest in rest:
-            own = arguments[after:]
-            # The first -- is not the script's, as under torchrun.
-            setattr(parsed, dest, own[1:] if own[:1] == ["--"] and "--" not in arguments[:after] else own)
+        """Parse all arguments; ConfigError if one is unknown (the message names the nearest), missing or malformed."""
+        parsed, unknown = self.parse_known_args(arguments)
         if unknown:
             options = [option for action in self._actions for option in action.option_strings]
             name = unknown[0].partition("=")[0]
@@ -98,30 +84,14 @@ class Parser(argparse.ArgumentParser):
             raise ConfigError(f"{self.prog} has no argument {name!r}: {see}")
         return parsed
 
-    def _script_at(self, arguments: list[str]) -> int:
-        """The place of the first argument that is neither an option nor an option's value."""
-        place = 0
-        while place < len(arguments):
-            if arguments[place] == "--":
-                return place + 1
-            if not arguments[place].startswith("-") or arguments[place] == "-":
-                return place
-            place += 2 if self._takes_next(arguments[place]) else 1
-        return place
 
-    def _takes_next(self, option: str) -> bool:
-        """Whether an option, which may be abbreviated, has the next argument as its value."""
-        actions = self._option_string_actions
-        if option in actions:
-            return actions[option].nargs is None
-        meant = {id(action): action for name, action in actions.items() if name.startswith(option)}
-        return option.startswith("--") and len(meant) == 1 and next(iter(meant.values())).nargs is None
-
-
-def require_package(subcommand: str, package: str, extra: str) -> None:
-    """Refuse if a package is missing that this extra of evenstep installs."""
-    if importlib.util.find_spec(package) is None:
-        raise ConfigError(f"evenstep {subcommand} needs {_PACKAGES[package].format(extra)}")
+def require_torch(subcommand: str) -> None:
+    """Refuse a subcommand that needs PyTorch if it is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(
+            f"evenstep {subcommand} needs PyTorch: pip install 'evenstep[torch]', or install the build for your device"
+            " (https://pytorch.org)"
+        )
 
 
 def require_run_dir(path: Path) -> None:

@@ -25,14 +25,14 @@ def main(arguments: list[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The options."""
+    """Make the parser of the options."""
     parser = Parser(prog="evenstep completion", description=_DESCRIPTION, example="evenstep completion bash")
     parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS, help="the shell that reads it")
     return parser
 
 
 def _all() -> argparse.ArgumentParser:
-    """One parser of all subcommands, which are parsed one by one otherwise."""
+    """Make one parser of all subcommands, which are otherwise parsed one by one."""
     parser = argparse.ArgumentParser(prog="evenstep")
     parser.add_argument("--version", action="store_true", help="print the version")
     subcommands = parser.add_subparsers()

@@ -1,4 +1,4 @@
-"""What `--costs` names: a distribution, or a file with a number for each sample."""
+"""Reads the value of `--costs`: a distribution, or a file with a number for each sample."""
 
 import io
 import json
@@ -11,14 +11,13 @@ import numpy.typing as npt
 from evenstep.cluster.costs import COSTS, DISTRIBUTIONS, CostDistribution
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Costs
-from evenstep.telemetry.regular import open_regular
+from evenstep.telemetry.regular import read_regular
 
-_MAX_BYTES: Final = 1 << 28
 _OPTION: Final = "--costs"
 
 
 def read_costs(text: str) -> CostDistribution | tuple[float, ...]:
-    """The distribution of that text, or the numbers in the file of that name.
+    """Return the distribution of that text, or the numbers in the file of that name.
 
     A file holds numbers between blanks or line breaks, a list as JSON (`.json`), or an array as NumPy saves it
     (`.npy`).
@@ -30,16 +29,13 @@ def read_costs(text: str) -> CostDistribution | tuple[float, ...]:
         return COSTS.read(_OPTION, text)
     path = Path(text)
     try:
-        with open_regular(path) as file:
-            content = file.read(_MAX_BYTES + 1)
+        content = read_regular(path, most_bytes=256 << 20)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
             f'{_OPTION}: {text!r} cannot be read ({why}): give a file with a number for each sample, or "lognormal'
             ' SIGMA" or "uniform LEAST MOST"'
         ) from error
-    if len(content) > _MAX_BYTES:
-        raise ConfigError(f"{_OPTION}: the file {path} is larger than {_MAX_BYTES >> 20} MB: give fewer numbers")
     numbers = _numbers(content, path)
     try:
         Costs.of(numbers, len(numbers))

@@ -12,16 +12,17 @@ from typing import Any, Final
 from rich.console import Console
 
 from evenstep import __version__
-from evenstep.cli.arguments import Parser, as_path, require_package, require_writable, write_text
+from evenstep.cli.arguments import Parser, as_path, require_torch, require_writable, write_text
 from evenstep.cli.demonstration.runs import train, worker_output
-from evenstep.cli.demonstration.setting import EPOCHS, folder_of, ideal_speed_up
-from evenstep.cli.progress import progress_of
+from evenstep.cli.demonstration.setting import IDEAL_SPEED_UP
 from evenstep.cli.simulate_schemes import split_schemes
 from evenstep.core.errors import ConfigError
+from evenstep.launch.run_failed import RunFailedError
 from evenstep.report.overview import RunOverview
 from evenstep.report.page import page_html
+from evenstep.report.summary import speed_ups
 from evenstep.report.terminal import comparison_table, iteration_bars
-from evenstep.report.timeline import evaluations_of, seconds_until
+from evenstep.report.timeline import notes_of, seconds_until
 from evenstep.schemes import parse_scheme
 
 TARGET: Final = 0.95
@@ -40,10 +41,8 @@ _HONEST = (
 def main(arguments: list[str]) -> int:
     """Run the subcommand."""
     options = make_parser().parse(arguments)
-    require_package("demo", "torch", "torch")
+    require_torch("demo")
     require_writable(options.report)
-    from evenstep.launch.run_failed import RunFailedError
-
     schemes = _schemes(options.schemes)
     console = Console(stderr=True, highlight=False)
     began = time.perf_counter()
@@ -53,14 +52,13 @@ def main(arguments: list[str]) -> int:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evenstep-demo-")))
         folder = folder.absolute()
-        watch = progress_of(console, {scheme: folder / folder_of(scheme) for scheme in schemes}, EPOCHS)
         try:
-            runs = train(folder, schemes, watch)
+            with console.status(f"training under {', '.join(schemes)}, one after the other"):
+                runs = train(folder, schemes)
         except RunFailedError as failure:
             if failure.worker is not None:
                 print(worker_output(folder, failure.worker), end="", file=sys.stderr)
-            print(f"evenstep: {failure}", file=sys.stderr)
-            return failure.exit_code
+            raise
     seconds = time.perf_counter() - began
     if options.json:
         print(json.dumps(_values(runs, seconds)))
@@ -73,7 +71,7 @@ def main(arguments: list[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The options."""
+    """Make the parser of the options."""
     parser = Parser(prog="evenstep demo", description=_DESCRIPTION, example="evenstep demo --report demo.html")
     add = parser.add_argument
     add("--run-dir", type=as_path, metavar="DIR", help="keep the events of all runs here")
@@ -91,7 +89,7 @@ def make_parser() -> Parser:
 
 
 def _schemes(texts: list[str]) -> list[str]:
-    """What to compare; ConfigError if a scheme is not known, or stands twice."""
+    """Return the schemes to compare; ConfigError if a scheme is not known, or stands twice."""
     schemes = [scheme for text in texts for scheme in split_schemes(text)]
     for scheme in schemes:
         parse_scheme(scheme)
@@ -107,14 +105,13 @@ def _show(runs: list[RunOverview], seconds: float) -> None:
         ("test accuracy", [f"{_accuracy(run):.1%}" for run in runs]),
         (f"time to {TARGET:.0%} accuracy", ["not reached" if each is None else f"{each:.1f} s" for each in reached]),
     )
-    console.print(comparison_table([run.summary for run in runs], further=further, pushes=False))
+    console.print(comparison_table([run.summary for run in runs], further=further))
     console.print(iteration_bars([run.summary for run in runs]))
     console.print()
-    ideal = ideal_speed_up()
     for run, gained in zip(runs[1:], _speed_ups(runs)[1:], strict=True):
         console.print(
             f"{run.name} trained [bold]{gained:.2f} times as fast[/bold] as {runs[0].name}; the ideal for these speeds"
-            f" is {ideal:.2f} times bsp."
+            f" is {IDEAL_SPEED_UP:.2f} times bsp."
         )
     console.print(
         "Same seed and samples, in the same order behind a barrier (bsp, lb-bsp): only the waiting is gone."
@@ -124,24 +121,18 @@ def _show(runs: list[RunOverview], seconds: float) -> None:
 
 
 def _write_report(runs: list[RunOverview], path: Path, console: Console) -> None:
-    """Write the page, or say what it needs."""
-    try:
-        title = "evenstep demo: four workers, one of them four times slower"
-        page = page_html(runs, version=__version__, title=title)
-    except ConfigError as error:
-        console.print(f"There is no page: {error}.", markup=False, soft_wrap=True)
-        return
-    write_text(path, page)
+    title = "evenstep demo: four workers, one of them four times slower"
+    write_text(path, page_html(runs, version=__version__, title=title))
     console.print(f"The report is in {path}: open it in a browser.", markup=False, soft_wrap=True)
 
 
 def _values(runs: list[RunOverview], seconds: float) -> dict[str, Any]:
-    """The results for machines."""
+    """Return the results for machines."""
     return {
         "emulated_devices": True,
         "demo_seconds": seconds,
         "speed_up": max(_speed_ups(runs)),
-        "ideal_speed_up": ideal_speed_up(),
+        "ideal_speed_up": IDEAL_SPEED_UP,
         "runs": [
             {
                 **asdict(run.summary),
@@ -156,12 +147,12 @@ def _values(runs: list[RunOverview], seconds: float) -> dict[str, Any]:
 
 
 def _accuracy(run: RunOverview) -> float:
-    return evaluations_of(run.run)[-1].accuracy
+    return notes_of(run.run, "accuracy", run.run.workers[0])[-1][1]
 
 
 def _seconds_to_target(run: RunOverview) -> float | None:
-    return seconds_until(TARGET, evaluations_of(run.run), run.run)
+    return seconds_until(run.run, "accuracy", TARGET)
 
 
 def _speed_ups(runs: list[RunOverview]) -> list[float]:
-    return [run.summary.samples_per_second / runs[0].summary.samples_per_second for run in runs]
+    return speed_ups([run.summary for run in runs])

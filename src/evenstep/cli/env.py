@@ -44,14 +44,14 @@ def main(arguments: list[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The options."""
+    """Make the parser of the options."""
     parser = Parser(prog="evenstep env", description=_DESCRIPTION, example="evenstep env --json")
     parser.add_argument("--json", action="store_true", help="the same as JSON")
     return parser
 
 
 def facts() -> dict[str, object]:
-    """What this process finds of its machine, by name."""
+    """Return what this process finds out about its machine, by name."""
     memory = psutil.virtual_memory()
     return {
         "evenstep": __version__,

@@ -17,8 +17,7 @@ from evenstep.telemetry.sinks.opentelemetry import OpenTelemetry
 from evenstep.telemetry.sinks.prometheus import Prometheus
 from evenstep.telemetry.sinks.tensorboard import TensorBoard
 
-_POLL_SECONDS: Final = 1.0
-_TELL_EVENTS: Final = 5000
+_POLL_SECONDS: Final = 1.0  # More often than the tools that are fed ask.
 _DESCRIPTION: Final = """\
 Give a run's events to other tools: a trace for Perfetto (ui.perfetto.dev) or chrome://tracing, TensorBoard's files, or
 metrics for Prometheus or OpenTelemetry. They are read from the run directory, so training does not notice. With
@@ -31,7 +30,7 @@ _SINKS: Final[Mapping[str, Callable[[Any, str], Recorder]]] = MappingProxyType(
         "opentelemetry": OpenTelemetry,
     }
 )
-"""By the name of an option: makes the sink from the option's value and the run's name."""
+"""For each option, makes the sink from the option's value and the run's name."""
 
 
 def main(arguments: list[str]) -> int:
@@ -55,14 +54,14 @@ def main(arguments: list[str]) -> int:
             console.print(f"Metrics are at http://{host}:{served.port}/metrics, until Ctrl-C.", soft_wrap=True)
         for sink in sinks:
             stack.callback(sink.close)
-        with console.status("reading") as status:
-            count = _feed(run_dir, sinks, follow=follow, tell=lambda count: status.update(f"{count:,} events"))
+        with console.status("exporting"):
+            count = _feed(run_dir, sinks, follow=follow)
         console.print(f"{count:,} events were exported.")
     return 0
 
 
 def make_parser() -> Parser:
-    """The options."""
+    """Make the parser of the options."""
     parser = Parser(
         prog="evenstep export", description=_DESCRIPTION, example="evenstep export runs/a --trace trace.json"
     )
@@ -87,18 +86,15 @@ def _address(text: str) -> tuple[str, int]:
     return host or "127.0.0.1", int(port)
 
 
-def _feed(run_dir: Path, sinks: list[Recorder], *, follow: bool, tell: Callable[[int], None]) -> int:
-    """Give all events to all sinks; returns their number, which `tell` receives now and then."""
+def _feed(run_dir: Path, sinks: list[Recorder], *, follow: bool) -> int:
+    """Give all events to all sinks; return their number."""
     tail, count = RunTail(run_dir), 0
     with suppress(KeyboardInterrupt):
         while True:
             for event in tail.new():
                 count += 1
-                if count % _TELL_EVENTS == 0:
-                    tell(count)
                 for sink in sinks:
                     sink.record(event)
-            tell(count)
             if not follow:
                 break
             time.sleep(_POLL_SECONDS)

@@ -11,22 +11,21 @@ from evenstep import __version__
 from evenstep.core.errors import ConfigError, EvenstepError
 from evenstep.core.nearest import nearest
 from evenstep.core.shown import printable
+from evenstep.launch.run_failed import RunFailedError
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
 OUTPUT_CLOSED = 1
-"""What rich exits with too when the reader of its output is gone."""
+"""Also rich's exit code when the reader of its output is gone."""
 _MAX_NAME = 300
-"""Letters of a file's name in a message."""
+"""The most letters of a file's name in a message."""
 
 SUBCOMMANDS: Final = {
-    "advise": "say which scheme is best on these machines, and what it gains",
     "completion": "print what makes a shell complete evenstep's options",
     "demo": "train on real data with a slow worker, and see what balancing gains",
-    "doctor": "look at the machines before you edit a script, and test their speed",
     "env": "print versions, devices and backends, for a bug report",
     "export": "give a run's events to Perfetto, TensorBoard or Prometheus",
-    "profile": "measure a script's model on this device, as a table or a cluster file",
+    "plan": "say which scheme is best on these machines, and what it gains",
     "report": "show what happened in runs, on one page that needs no network",
     "run": "start a training script on several workers, under any scheme",
     "simulate": "compare schemes on a cluster that you need not have, in virtual time",
@@ -38,17 +37,18 @@ SUBCOMMANDS: Final = {
 def main(arguments: list[str] | None = None) -> int:
     """Run the command with these arguments (by default the process's own) and return its exit code.
 
-    2 means that the arguments are wrong; a sentence on stderr says what to change.
+    2 means that the arguments are wrong; a sentence on stderr says what to change. A run that failed ends with the exit
+    code of its first failure.
     """
     given = sys.argv[1:] if arguments is None else arguments
     try:
         code = _dispatch(given)
         if sys.stdout is not None:
-            sys.stdout.flush()  # While an error of it can still be reported.
+            sys.stdout.flush()  # While an error can still be reported.
         return code
     except EvenstepError as error:
         print(f"evenstep: {printable(str(error))}", file=sys.stderr)
-        return USAGE_ERROR
+        return error.exit_code if isinstance(error, RunFailedError) else USAGE_ERROR
     except BrokenPipeError:  # As in `evenstep top --json | head`, which has read enough.
         _discard_output()
         return OUTPUT_CLOSED
@@ -81,7 +81,7 @@ def _dispatch(arguments: list[str]) -> int:
     if name not in SUBCOMMANDS:
         raise ConfigError(f"there is no subcommand {name!r}: {nearest(name, SUBCOMMANDS)}")
     try:
-        # Only the module that is needed: help takes neither torch nor the second that its import takes.
+        # Only the module that is needed: help needs neither torch nor the second that its import takes.
         return int(importlib.import_module(f"evenstep.cli.{name}").main(arguments[1:]))
     except SystemExit as ended:  # argparse, after it has printed help
         return ended.code if isinstance(ended.code, int) else 0

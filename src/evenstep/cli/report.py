@@ -3,21 +3,18 @@
 import json
 import os
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
 from evenstep import __version__
-from evenstep.cli.arguments import Parser, as_path, require_package, require_writable, write_text
-from evenstep.core.errors import ConfigError
+from evenstep.cli.arguments import Parser, as_path, require_writable, write_text
+from evenstep.core.errors import ConfigError, naming
 from evenstep.core.shown import printable
 from evenstep.report.overview import RunOverview, compared, overview_of, values_of
 from evenstep.report.recorded import read_run
-from evenstep.telemetry import ROLES, event_files
 
 _DESCRIPTION: Final = """\
 Show what happened in a run, or in several side by side: who waited for whom, what was done about it, what it gained.
@@ -35,13 +32,12 @@ def main(arguments: list[str]) -> int:
     if output is None and not options.json:
         output = Path("report.html")
     if output is not None:
-        require_package("report", "plotly", "report")
         require_writable(output)
     overviews = _overviews([found for each in options.run_dirs for found in _runs_in(each)], console)
     if len(overviews) > 1:
         console.print(compared(overviews), markup=False, soft_wrap=True)
     for each in overviews:
-        console.print(f"[bold]{escape(each.name)}[/bold]  {escape(each.verdict.text)}", soft_wrap=True)
+        console.print(f"[bold]{escape(each.name)}[/bold]  {escape(each.summary.verdict.text)}", soft_wrap=True)
         if each.run.unrecorded:
             console.print(
                 f"{escape(each.name)} has no iterations of {each.run.unrecorded} of its workers: all figures are those"
@@ -57,13 +53,13 @@ def main(arguments: list[str]) -> int:
             page = page_html(overviews, version=__version__)
             write_text(output, page)
         console.print(
-            f"The report is in {output} ({len(page) / 1e6:.0f} MB): open it in a browser.", markup=False, soft_wrap=True
+            f"The report is in {output} ({len(page) / 1e6:.1f} MB): open it in a browser.", markup=False, soft_wrap=True
         )
     return 0
 
 
 def make_parser() -> Parser:
-    """The options."""
+    """Make the parser of the options."""
     parser = Parser(
         prog="evenstep report", description=_DESCRIPTION, example="evenstep report runs/a runs/b -o report.html"
     )
@@ -75,28 +71,19 @@ def make_parser() -> Parser:
 
 
 def _overviews(folders: Sequence[Path], console: Console) -> list[RunOverview]:
-    """The overview of each run, by a unique name; ConfigError if a folder holds no run, or no finished iteration."""
+    """Return the overview of each run, by a unique name; ConfigError if a folder holds no run or finished iteration."""
     overviews = []
-    columns = (TextColumn("reading {task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
-        bars = [shown.add_task(escape(printable(folder.name)), total=_bytes_in(folder)) for folder in folders]
-        for folder, name, bar in zip(folders, _names(folders), bars, strict=True):
-            try:
-                run = read_run(folder, progress=partial(shown.advance, bar))
-            except ConfigError as error:
-                raise ConfigError(f"{folder}: {error}") from error
-            overviews.append(overview_of(printable(name) or run.scheme, run))
+    for folder, name in zip(folders, _names(folders), strict=True):
+        with console.status(f"reading {escape(printable(folder.name))}"), naming(str(folder)):
+            run = read_run(folder)
+        overviews.append(overview_of(printable(name) or run.scheme, run))
     if len({each.name for each in overviews}) < len(overviews):
         raise ConfigError("a run directory was named twice: name each once")
     return overviews
 
 
-def _bytes_in(folder: Path) -> int:
-    return sum(file.stat().st_size for role in ROLES for file in event_files(folder, role))
-
-
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The parts of the paths that differ; a single run has no name."""
+    """Return the parts of the paths that differ; a single run has no name."""
     if len(folders) == 1:
         return [""]
     common = os.path.commonpath([folder.absolute() for folder in folders])
@@ -104,7 +91,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """The folder itself, or the run directories in it, in the order in which they were written."""
+    """Return the folder itself, or the run directories in it, in the order in which they were written."""
     if any(folder.glob("worker-*.jsonl")):
         return [folder]
     found = sorted(folder.glob("*/worker-*.jsonl"), key=lambda path: path.stat().st_mtime)

@@ -6,15 +6,16 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
-from evenstep.cli.arguments import Parser, as_path, require_package, require_run_dir, warn_of_misplaced
+from msgspec import structs
+
+from evenstep.cli.arguments import Parser, as_path, require_run_dir, require_torch, warn_of_misplaced
 from evenstep.core.errors import ConfigError
-from evenstep.launch.launch_settings import HEARTBEAT_SECONDS, SUMMARY_FILE, FindBatch, LaunchSettings
+from evenstep.launch.launch_settings import HEARTBEAT_SECONDS, SUMMARY_FILE, VARIABLES, LaunchSettings
 
 _DESCRIPTION = """\
 Start a training script on several workers, as torchrun does, under any scheme.
@@ -33,11 +34,12 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] in (["-h"], ["--help"]):
         make_parser().print_help()
         return 0
-    require_package("run", "torch", "torch")
-    with _without_collecting():
+    require_torch("run")
+    gc.disable()  # Almost all objects of PyTorch stay, and every collection during its import would look at them.
+    try:
         import evenstep.launch.launch  # noqa: F401 - the others need it too
-        from evenstep.launch.run_failed import RunFailedError
-
+    finally:
+        gc.enable()
     options = parse(arguments)
     without_prepare = _without_prepare(options)
     warn_of_misplaced(_own_parser(), arguments, options.training_script_args, options.training_script)
@@ -46,22 +48,12 @@ def main(arguments: list[str]) -> int:
         if options.json and run_dir is None:
             run_dir = options.run_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="evenstep-"))
         marks = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evenstep-")))
-        try:
-            notices = start(options, marks=marks)
-        except RunFailedError as failure:
-            print(f"evenstep: {failure}", file=sys.stderr)
-            return failure.exit_code
+        notices = start(options, marks=marks)
         summary = marks / SUMMARY_FILE
         lines = summary.read_text(encoding="utf-8").splitlines() if summary.exists() else []
         prepared = any(marks.iterdir())
         for notice in [*lines, *notices, *([] if prepared else [without_prepare])]:
             print(f"evenstep: {notice}", file=sys.stderr)
-        if options.find_batch:
-            from evenstep.cli.found import show_found
-            from evenstep.launch.found_batch import FoundBatch
-
-            show_found(FoundBatch.read(marks), options)
-            return 0
         if options.json:
             from evenstep.report.summary import summarise
 
@@ -69,39 +61,18 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-@contextmanager
-def _without_collecting() -> Iterator[None]:
-    """Search for no garbage while PyTorch is imported: almost all of it stays, and every search goes through it."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def _without_prepare(options: argparse.Namespace) -> str:
-    """The sentence for a run in which no worker called `prepare`."""
-    asked = {
-        "--scheme": options.scheme,
-        "--batch-sizes": options.batch_sizes,
-        "--slow": options.slow,
-        "--emulate": options.emulate,
-        "--run-dir": options.run_dir and not options.resume,
-        "--start-from": options.start_from,
-        "--timeout": options.timeout,
-        "--resume": options.resume,
-        "--heartbeat": options.heartbeat != HEARTBEAT_SECONDS,
-    }
-    given = [name for name, value in asked.items() if value]
+    """Return the sentence for a run in which no worker called `prepare`."""
+    asked = {name: getattr(options, name) for name in (*VARIABLES, "resume")}
+    asked |= {"run_dir": options.run_dir and not options.resume, "heartbeat": options.heartbeat != HEARTBEAT_SECONDS}
+    given = [f"--{name.replace('_', '-')}" for name, value in asked.items() if value]
     without = f"{options.training_script} never called evenstep.prepare, so it ran without evenstep"
     *others, last = given or [""]
     return f"{without}; {', '.join(others)}{' and ' if others else ''}{last} had no effect" if given else without
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """The options of `evenstep run`, torchrun's among them."""
+    """Parse the options of `evenstep run`, including torchrun's."""
     from torch.distributed.run import get_args_parser
 
     parser = _FullParser(prog="evenstep run", description="", example=_EXAMPLE, parents=(get_args_parser(),))
@@ -111,39 +82,31 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         if options.run_dir is not None:
             raise ConfigError("--resume names the run directory already: leave out --run-dir")
         options.run_dir = options.resume
-    if options.largest < 1:
-        raise ConfigError(f"--largest must be at least 1, not {options.largest}")
-    if options.find_batch and options.resume is not None:
-        raise ConfigError("--find-batch trains nothing, so there is nothing to resume: leave out --resume")
     if options.start_from is not None:
         require_run_dir(options.start_from)
     return options
 
 
-def start(options: argparse.Namespace, *, marks: Path | None = None) -> list[str]:
-    """Start the workers and wait for them; returns and raises what `evenstep.launch.launch.launch` does.
+def start(options: argparse.Namespace, *, marks: Path | None = None, survey_up_to: int | None = None) -> list[str]:
+    """Start the workers and wait for them; return and raise what `evenstep.launch.launch.launch` does.
 
     In the folder `marks` each worker that calls `prepare` leaves a file, and the first worker the summary of the run.
+    With `survey_up_to`, the run is a survey, which tries batches of up to that many samples and is left there too.
     """
     from evenstep.launch.launch import launch
 
-    inherited = LaunchSettings.from_environment(os.environ)
-    run_dir = str(Path(options.run_dir).absolute()) if options.run_dir else inherited.run_dir
-    folders = [str(marks), *([run_dir] if run_dir else [])]
-    settings = LaunchSettings(
-        scheme=None if options.find_batch else options.scheme or inherited.scheme,
-        batch_sizes=None if options.find_batch else options.batch_sizes or inherited.batch_sizes,
-        find_batch=FindBatch(largest=options.largest, folders=tuple(folders)) if options.find_batch else None,
-        slow=tuple(options.slow) or inherited.slow,
-        emulate=str(options.emulate.absolute()) if options.emulate else inherited.emulate,
-        run_dir=run_dir,
-        timeout=options.timeout or inherited.timeout,
-        start_from=str(options.start_from.absolute()) if options.start_from else inherited.start_from,
+    given = {name: getattr(options, name) for name in VARIABLES} | {"slow": tuple(options.slow)}
+    settings = structs.replace(
+        LaunchSettings.from_environment(os.environ).with_given(given),
+        servers=(),
+        survey_up_to=survey_up_to,
         resume=options.resume is not None,
         heartbeat_seconds=options.heartbeat,
         marks=None if marks is None else str(marks),
     )
-    return launch(options, settings, framework=getattr(options, "framework", None), private=options.private_network)
+    if survey_up_to is not None:
+        settings = structs.replace(settings, scheme=None, batch_sizes=None)
+    return launch(options, settings, framework=options.framework, private=options.private_network)
 
 
 class _FullParser(Parser):
@@ -165,7 +128,7 @@ def _own_parser() -> Parser:
 
 
 def make_parser() -> Parser:
-    """The options that are evenstep's own; those of torchrun are not among them."""
+    """Make the parser of evenstep's own options, without torchrun's."""
     parser = _own_parser()
     parser.add_argument("script", help="the training script (or a module with torchrun's -m)")
     parser.add_argument("arguments", nargs="*", help="the script's own arguments")
@@ -238,11 +201,4 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         default=HEARTBEAT_SECONDS,
         help="how long a worker or a parameter server may be silent before it is given up (default: %(default)g)",
     )
-    add(
-        "--find-batch",
-        action="store_true",
-        help="do not train: find the largest batch that each worker holds, and the global batch that uses every device"
-        " fully, and keep them in the run directory for global_batch_size='auto'",
-    )
-    add("--largest", type=int, default=4096, metavar="B", help="the largest batch that --find-batch tries (4096)")
     add("--json", action="store_true", help="print a summary of the run as the last line, as JSON")

@@ -12,13 +12,13 @@ _RANGE: Final = re.compile(r"([0-9]+):([0-9]+)(?::([0-9]+))?")
 _MAX_STEPS: Final = 1000
 _ON_SERVERS: Final = re.compile(r"engine\s*=\s*server")
 _OF_SERVERS: Final = {"servers", "clip", "load"}
-"""What `bsp` takes on servers only."""
+"""The parameters that `bsp` takes on servers only."""
 
 
 def split_schemes(text: str) -> list[str]:
-    """The schemes in a text with commas between them and within them.
+    """Return the schemes in a text with commas between them and within them.
 
-    What follows a comma belongs to the scheme before it if it is a parameter, which has an equals sign.
+    Text after a comma belongs to the scheme before it if it is a parameter, which has an equals sign.
 
     >>> split_schemes("bsp,dssp:lower=3,upper=15,asp:load=lb-bsp:predictor=ema;minimum=4")
     ['bsp', 'dssp:lower=3,upper=15', 'asp:load=lb-bsp:predictor=ema;minimum=4']
@@ -33,7 +33,7 @@ def split_schemes(text: str) -> list[str]:
 
 
 def swept(schemes: list[str], sweep: str) -> list[str]:
-    """Each scheme that has the parameter of the sweep, once with each value of it; the others as they are.
+    """Return each scheme that has the parameter of the sweep, once with each value; the others as they are.
 
     Raises:
         ConfigError: The sweep is malformed, or no scheme has its parameter.
@@ -67,7 +67,7 @@ def _values(text: str, sweep: str) -> list[str]:
 
 
 def _parameters(scheme: str) -> set[str]:
-    """What the recipe of a scheme takes; nothing if there is no such recipe, which is refused elsewhere."""
+    """Return the parameters of the recipe of a scheme; none if there is no such recipe, which is refused elsewhere."""
     try:
         name, given = recipe_named(scheme)
     except ConfigError:

@@ -7,9 +7,9 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 from rich.console import Console
 from rich.live import Live
@@ -18,12 +18,11 @@ from rich.text import Text
 from evenstep.cli.arguments import Parser, as_path, require_run_dir
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import printable
-from evenstep.report.live import LiveRun, live_table
+from evenstep.report.live import LiveRun, LiveView, live_table
 from evenstep.telemetry import ROLES, Event, RunTail, Tail, event_files
 from evenstep.telemetry.events import IterationDone, Run
 
-_POLL_SECONDS: Final = 0.5
-_POLL_EVENTS: Final = 1000
+_POLL_SECONDS: Final = 0.5  # As often as a reader can take in new figures.
 _DESCRIPTION: Final = """\
 Watch a run: for each worker its throughput, its speed (samples per second of pure compute), its batch, what part of its
 time is waiting, input and communication, and whether it is still there; what sizes gained, which worker is slow, why,
@@ -41,13 +40,13 @@ def main(arguments: list[str]) -> int:
     if options.json or options.once or not console.is_terminal:
         _print_once(run_dir, console, as_json=options.json)
     else:
-        moments = _followed(run_dir) if options.replay is None else _replayed(run_dir, options.replay)
-        _watch(moments, run_dir, console)
+        views = _followed(run_dir) if options.replay is None else _replayed(run_dir, options.replay)
+        _watch(views, run_dir, console)
     return 0
 
 
 def make_parser() -> Parser:
-    """The options."""
+    """Make the parser of the options."""
     parser = Parser(prog="evenstep top", description=_DESCRIPTION, example="evenstep top runs/a")
     add = parser.add_argument
     add("run_dir", type=as_path, metavar="RUN_DIR", help="the run directory")
@@ -82,26 +81,12 @@ def _print_once(run_dir: Path, console: Console, *, as_json: bool) -> None:
         )
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Moment:
-    """A run at a time; `read`: number of events so far of a long log that is still being read, else None."""
-
-    live: LiveRun
-    now: float
-    read: int | None = None
-
-
-def _watch(moments: Iterator[_Moment], run_dir: Path, console: Console) -> None:
-    """Show each moment until there are no more, or Ctrl-C is pressed; the last stays on the terminal."""
+def _watch(views: Iterator[LiveView | None], run_dir: Path, console: Console) -> None:
+    """Show each view until there are no more, or Ctrl-C is pressed; the last stays on the terminal."""
     shown, title = None, printable(str(run_dir))
     try:
-        with Live(console=console, screen=True, auto_refresh=False) as display:
-            for moment in moments:
-                if moment.read is not None:
-                    display.update(Text(f"{title}: reading, {moment.read:,} events so far"), refresh=True)
-                    continue
-                view = moment.live.view(moment.now)
+        with Live(Text(f"{title}: reading"), console=console, screen=True, auto_refresh=False) as display:
+            for view in views:
                 if view is None:
                     display.update(Text(f"{title}: waiting for the first iteration"), refresh=True)
                     continue
@@ -113,21 +98,18 @@ def _watch(moments: Iterator[_Moment], run_dir: Path, console: Console) -> None:
         console.print(shown)
 
 
-def _followed(run_dir: Path) -> Iterator[_Moment]:
+def _followed(run_dir: Path) -> Iterator[LiveView | None]:
     live, tail = LiveRun(), RunTail(run_dir)
     while True:
-        now = shown = time.monotonic()
-        for count, event in enumerate(tail.new()):
+        now = time.monotonic()
+        for event in tail.new():
             live.take(event, now)
-            if count % _POLL_EVENTS == 0 and time.monotonic() - shown > _POLL_SECONDS:
-                shown = time.monotonic()
-                yield _Moment(live=live, now=now, read=count)
-        yield _Moment(live=live, now=now)
+        yield live.view(now)
         time.sleep(_POLL_SECONDS)
 
 
-def _replayed(run_dir: Path, speed: float) -> Iterator[_Moment]:
-    """The events in the order of their times, `speed` times as fast as they came; ConfigError if they have no times."""
+def _replayed(run_dir: Path, speed: float) -> Iterator[LiveView | None]:
+    """Yield the events by time, `speed` times as fast as they came."""
     live, began = LiveRun(), time.monotonic()
     first: float | None = None
     shown = began - _POLL_SECONDS
@@ -138,17 +120,17 @@ def _replayed(run_dir: Path, speed: float) -> Iterator[_Moment]:
         while (wall := time.monotonic()) < due or wall - shown >= _POLL_SECONDS:
             if wall - shown >= _POLL_SECONDS:
                 shown = wall
-                yield _Moment(live=live, now=now)
+                yield live.view(now)
             else:
                 time.sleep(min(due - wall, shown + _POLL_SECONDS - wall))
         live.take(event, now)
-    yield _Moment(live=live, now=now)
+    yield live.view(now)
 
 
 def _timed(run_dir: Path) -> list[Iterator[tuple[float, Event]]]:
-    """The events of each file with the times at which they were over; an event without a time has that before it.
+    """Return each file's events with the times at which they were over. An event without a time has the one before.
 
-    The clocks of hosts differ, so times are those of the wall clock.
+    The clocks of hosts differ, so times are wall-clock times.
     """
     tails = (Tail(path) for path in event_files(run_dir, "worker"))
     first = next((event for tail in tails for event in tail.new() if isinstance(event, Run)), None)
@@ -160,12 +142,10 @@ def _timed(run_dir: Path) -> list[Iterator[tuple[float, Event]]]:
         for event in Tail(path).new():
             if isinstance(event, Run):
                 offset = event.wall_offset
-                last = 0.0 if last is None else last  # The time of a simulation begins with it.
+                last = 0.0 if last is None else last  # A simulation's time begins here.
             taken = event.iteration_seconds if isinstance(event, IterationDone) else 0.0
             if event.at is not None:
                 last = max(last or 0.0, event.at + offset + taken)
-            elif isinstance(event, IterationDone):
-                raise ConfigError(f"the events in {run_dir} have no times: they are of a version that wrote none")
             if last is not None:
                 yield last, event
 

@@ -1,4 +1,4 @@
-"""Describes a cluster: its workers, devices, network and disturbances, as the cluster file and `--slow` say them."""
+"""Describes a cluster: its workers, devices, network and disturbances, from the cluster file and `--slow`."""
 
 from evenstep.cluster.cluster import Cluster, ClusterWorker, Host, Link
 from evenstep.cluster.read import parse_cluster, parse_slow

@@ -5,7 +5,7 @@ from typing import Annotated, final
 
 from evenstep.cluster.costs import CostDistribution
 from evenstep.cluster.record import BANDWIDTH, DURATION, NOT_NEGATIVE, POSITIVE, Listed, Named, require_ranges
-from evenstep.cluster.slowness import Chain, Device, DeviceMemory, Disturbance, PerWorker, Undisturbed
+from evenstep.cluster.slowness import Chain, Device, DeviceMemory, Disturbance, PerWorker
 from evenstep.cluster.spot import Spot
 from evenstep.core.errors import ConfigError
 from evenstep.core.values import UNLIMITED
@@ -27,7 +27,7 @@ class Link:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A machine, and the link that joins it to the others; None: a network that costs nothing."""
+    """A machine, and its link to the others; None: a network that costs nothing."""
 
     name: str
     link: Annotated[Link | None, Named("links")] = None
@@ -41,8 +41,8 @@ class ClusterWorker:
     Attributes:
         device: The emulated device; None: the real one.
         host: Its host; None: not known.
-        link: Its link, where it has an unnamed host to itself; else None.
-        disturbances: What disturbs it, in this order.
+        link: Its link, if it has an unnamed host to itself; else None.
+        disturbances: Its disturbances, in the order of application.
         spot: When it is there, in virtual time only; None: always.
 
     Raises:
@@ -60,9 +60,8 @@ class ClusterWorker:
             raise ConfigError("the key 'link' is for a worker that shares no host: remove it, or 'host'")
 
     def disturbance(self) -> Disturbance:
-        """The device, then the disturbances one on top of the other; Undisturbed without any."""
-        parts = self.disturbances if self.device is None else (self.device, *self.disturbances)
-        return Chain(parts=parts) if parts else Undisturbed()
+        """The device, then the disturbances on top of each other."""
+        return Chain(parts=self.disturbances if self.device is None else (self.device, *self.disturbances))
 
 
 @final
@@ -71,7 +70,7 @@ class Cluster:
     """The workers, in the order of their ids, and all hosts and links that the file defines.
 
     `servers` are the hosts of the parameter servers: server i runs on host i modulo their number. Empty: each server is
-    on another host, whose network costs nothing. `gradient_bytes` is the size of the gradients of the model that
+    on a further host, whose network costs nothing. `gradient_bytes` is the size of the gradients of the model that
     trains on it; None: not known. `costs`: how its samples differ in cost, for the simulator; None: they do not.
     """
 
@@ -88,15 +87,15 @@ class Cluster:
         return len(self.workers)
 
     def disturbance(self) -> Disturbance:
-        """How long each worker's compute takes; ConfigError when asked for a worker beyond the last."""
+        """The compute time of each worker; ConfigError when asked for a worker beyond the last."""
         return PerWorker(parts_by_worker=tuple(worker.disturbance() for worker in self.workers))
 
     def largest_batch(self, worker: int) -> int:
-        """The samples that this worker's device is known to hold; UNLIMITED if that is not known."""
+        """The known largest batch of this worker's device, in samples; UNLIMITED if not known."""
         device = self.workers[worker].device
         return UNLIMITED if device is None else device.largest_batch
 
     def memory(self, worker: int) -> DeviceMemory | None:
-        """The memory of this worker's device, whose limit is to be learned; None if the file describes none."""
+        """The memory of this worker's device, with a limit to be learned; None if the file describes none."""
         device = self.workers[worker].device
         return None if device is None else device.memory

@@ -1,4 +1,4 @@
-"""Texts in, values out: the cluster file, and the launcher's `--slow`. Reads no file itself."""
+"""Parses texts into values: the cluster file and the launcher's `--slow`. Does not open files itself."""
 
 import re
 import tomllib
@@ -23,7 +23,7 @@ from evenstep.cluster.record import (
     require_keys,
 )
 from evenstep.cluster.slowness import DeviceMemory, Disturbance
-from evenstep.cluster.slowness.devices import FIT_FROM, MEASURED_CURVES, AffineCurve, Curve, Device, PointCurve
+from evenstep.cluster.slowness.devices import FIT_FROM, MEASURED_CURVES, AffineCurve, Device, PointCurve, TimeCurve
 from evenstep.cluster.slowness.disturbances import Constant, Episodic, From, Jitter, Trace
 from evenstep.cluster.slowness.draw import derive_seed
 from evenstep.cluster.slowness.taking import Taken, Taking
@@ -33,7 +33,7 @@ from evenstep.core.shown import shown
 
 T = TypeVar("T")
 
-_MAX_WORKERS: Final = 1_000_000
+_MAX_WORKERS: Final = 1_000_000  # More than any cluster; a typing error in `count` must not fill the memory.
 _SECTIONS: Final = (
     "seed",
     "gradients",
@@ -54,26 +54,26 @@ _SLOW: Final = re.compile(r"(?P<worker>[0-9]+)=(?:(?P<factor>[0-9]+(?:\.[0-9]+)?
 
 
 def parse_cluster(text: str, *, name: str = "cluster file") -> Cluster:
-    """The cluster that a TOML text describes.
+    """Parse the TOML text that describes a cluster.
 
     * `seed` (0): draws every random disturbance; each draws by its name, so another one does not change the others.
     * `gradients`: the size of the model's gradients, such as "45 MB", for the simulator where there are links.
     * `costs`: how samples differ in cost, for the simulator: "lognormal 1.0" (the standard deviation of the logarithm)
-      or "uniform 1 9" (the least and the most). A device's time is then that of as many average samples.
+      or "uniform 1 9" (the least and the most). A device's time is then that of average samples of the same total cost.
     * `[devices.NAME]`: either `per_sample`, with `fixed` ("0 s") and `flat` (0: samples up to which the time does not
       grow), or `measured`, a built-in curve ("gtx1070-a", "gtx1070-b", "tesla-m40", "gtx750"), or `points`, a list such
       as `[[2, "30.5 ms"], [4, "46.8 ms"]]`. Beyond the largest measured batch the time follows the line through the
-      points from `fit_from` (16) samples up. `largest_batch`: the samples that its memory is known to hold. Or `memory`
-      and `memory_per_sample`, with `memory_fixed` ("0 MB"): a memory whose limit is to be learned by trying.
-      `change` ("0 s"): what the first batch of a size takes besides, as a compiler does.
+      points from `fit_from` (16) samples up. `largest_batch`: the known number of samples that its memory holds. Or
+      `memory` and `memory_per_sample`, with `memory_fixed` ("0 MB"): a memory whose limit is to be learned by trying.
+      `change` ("0 s"): the additional time of the first batch of a size, as with a compiler.
     * `[links.NAME]`: `bandwidth`, `latency` ("0 s"). `[hosts.NAME]`: `link`.
     * `[[workers]]`: `device` (the real one), `host`, or `link` for one that shares no host, `disturb` (a list of names,
-      applied in this order), `spot`, `count` (1). Workers are numbered from 0 in the order of the file.
+      in order of application), `spot`, `count` (1). Workers are numbered from 0 in the order of the file.
     * `[[servers]]`: `host`, `count` (1): the hosts of parameter servers, in this order, repeated where a scheme has
       more servers. Without any, they are reached over the workers' links alone.
     * `[spots.NAME]`: when a worker is there, in virtual time only. Either `stays`, the mean length of a stay, and
-      `away`, that of an absence (without it, a worker that has left stays away), both drawn exponentially; or
-      `recorded`, a list of stays such as `[["0 s", "90 s"], ["120 s", "400 s"]]`.
+      `away`, the mean absence (without it, a worker that has left stays away), both drawn exponentially; or `recorded`,
+      a list of stays such as `[["0 s", "90 s"], ["120 s", "400 s"]]`.
     * `[disturbances.NAME]`, by its `kind`: "constant" (`factor`, `extra` or both), "episodic" (`factor`, `period`,
       `shortest`, `longest`, in iterations), "from" (`factor`, `first`, and `until`, the iteration that is fast again),
       "jitter" (`spread`), "trace" (`factors`, one per iteration, repeating). `takes`: "processor" or "memory", if other
@@ -84,7 +84,7 @@ def parse_cluster(text: str, *, name: str = "cluster file") -> Cluster:
 
     Args:
         text: The contents of the file.
-        name: What error messages call the file.
+        name: The name of the file in error messages.
 
     Raises:
         ConfigError: The text is not TOML, or does not describe a cluster; one sentence with the place in the file.
@@ -132,7 +132,7 @@ def parse_cluster(text: str, *, name: str = "cluster file") -> Cluster:
 
 
 def parse_slow(text: str, source: str = "--slow") -> Constant:
-    """The slowness that RANK=FACTORx, RANK=+EXTRA or RANK=FACTORx+EXTRA asks for; errors begin with its source.
+    """Parse a slowness such as RANK=FACTORx, RANK=+EXTRA or RANK=FACTORx+EXTRA; errors begin with its source.
 
     Raises:
         ConfigError: The text has none of these forms, its unit is unknown or its factor is below 1.
@@ -215,7 +215,7 @@ def _cluster(table: Mapping[str, object]) -> Cluster:
 
 
 def _each(table: Mapping[str, object], section: str, read: Callable[[str, object], T]) -> dict[str, T]:
-    """What `read` makes of the name and the value of each [section.NAME]."""
+    """The result of `read` for the name and the value of each [section.NAME]."""
     with naming(f"[{section}]"):
         entries = as_table(table.get(section, {}))
     values = {}
@@ -235,7 +235,7 @@ def _repeated(table: Mapping[str, object], section: str, record: Callable[..., T
         with naming(f"[[{section}]] number {number}"):
             one = decode(record, entry, defined, other_keys=keys_of(_Repeated))
             count = decode(_Repeated, entry, other_keys=keys_of(record)).count
-            # Checked before the list grows: a typing error must not fill the memory.
+            # Checked before the list grows.
             if count > _MAX_WORKERS - len(records):
                 raise ConfigError(f"count must keep the cluster within {_MAX_WORKERS} {section}, not {count}")
             records += [one] * count
@@ -255,7 +255,7 @@ def _device(entry: object) -> Device:
     )
 
 
-def _curve(table: Mapping[str, object]) -> Curve:
+def _curve(table: Mapping[str, object]) -> TimeCurve:
     described = [key for key in _CURVES if key in table]
     if len(described) != 1:
         found = " and ".join(map(repr, described)) or "none of them"

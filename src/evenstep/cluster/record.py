@@ -1,8 +1,8 @@
-"""Tables of a cluster file as typed records: the annotations of a dataclass say what its keys may hold.
+"""Tables of a cluster file as typed records: the annotations of a dataclass say which values its keys accept.
 
-The metadata of an annotation are the rules that a value goes through in turn, and the key if it is not the name of the
-field: `latency_seconds: Annotated[float, "latency", DURATION, NOT_NEGATIVE] = 0.0`. `decode` makes a record of a table.
-A record calls `require_ranges` for values that come from Python.
+The metadata of an annotation are the rules applied to a value in turn, and the key if it is not the field's name:
+`latency_seconds: Annotated[float, "latency", DURATION, NOT_NEGATIVE] = 0.0`. `decode` turns a table into a record. A
+record calls `require_ranges` for values that come from Python.
 """
 
 import math
@@ -22,23 +22,23 @@ from evenstep.core.shown import shown
 T = TypeVar("T")
 
 Defined = Mapping[str, Mapping[str, object]]
-"""What the tables that a record may name are called and stand for, by their kind."""
+"""The tables that a record may refer to: by kind, their names and values."""
 
 _NONE: Final[Defined] = MappingProxyType({})
 _NUMBER_AND_UNIT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([A-Za-z%/]+)")
 
 
 class Rule(Protocol):
-    """What one value may be."""
+    """A rule for the values of one key."""
 
     def read(self, name: str, value: object, defined: Defined = _NONE) -> object:
-        """What the value stands for; ConfigError, in a sentence that begins with `name`, where it is not valid."""
+        """Convert the value; if it is not valid, ConfigError with a sentence that begins with `name`."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Number:
-    """A finite number of at least `least`, or greater than it if `strict`. An int is at most `most`."""
+    """A finite number of at least `least`, or greater than `least` if `strict`. An int is at most `most`."""
 
     least: int = 0
     strict: bool = False
@@ -69,7 +69,7 @@ FACTOR: Final = Number(least=1)
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """A text with a number and one of the `units`, by their worth in the base unit; rounded down where `whole`."""
+    """A text with a number and one of `units`, which maps to its worth in the base unit; rounded down if `whole`."""
 
     description: str
     example: str
@@ -77,14 +77,14 @@ class Quantity:
     whole: bool = False
 
     def read(self, name: str, value: object, defined: Defined = _NONE) -> float:
-        """The number in the base unit, >= 0.
+        """Return the number in the base unit, >= 0.
 
         >>> DURATION.read("fixed", "0.72 ms")
         0.00072
         """
         match = _NUMBER_AND_UNIT.fullmatch(value) if isinstance(value, str) else None
         if match is not None and match[2] in self.units:
-            # In decimal: 0.72 * 0.001 in binary is rounded twice and prints as 0.0007199999999999999.
+            # Decimal, because 0.72 * 0.001 in binary is rounded twice and prints as 0.0007199999999999999.
             number = float(Decimal(match[1]) * self.units[match[2]])
             if math.isfinite(number):
                 return int(number) if self.whole else number
@@ -116,7 +116,7 @@ SHARE: Final = Quantity(description="share", example="5 %", units=MappingProxyTy
 @final
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The name of a defined table of that kind."""
+    """The name of a defined table of the given kind."""
 
     kind: str
 
@@ -132,7 +132,7 @@ class Named:
 @final
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A list, each item of which obeys a rule."""
+    """A list whose items each obey a rule."""
 
     rule: Rule
 
@@ -145,7 +145,7 @@ class Listed:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A list of two values, such as `example`, of which `make` makes a value."""
+    """A list of two values, such as `example`, from which `make` makes a value."""
 
     rules: tuple[Rule, Rule]
     example: str
@@ -167,7 +167,7 @@ class _Field:
 
 @cache
 def _fields(record: Callable[..., object]) -> Mapping[str, _Field]:
-    """By key: the fields of a record that have rules."""
+    """The fields of a record that have rules, by key."""
     assert isinstance(record, type)
     hints = get_type_hints(record, include_extras=True)
     found = {}
@@ -181,7 +181,7 @@ def _fields(record: Callable[..., object]) -> Mapping[str, _Field]:
 
 
 def as_table(value: object) -> Mapping[str, object]:
-    """The value, where it is a table; ConfigError otherwise."""
+    """Return the value if it is a table; ConfigError otherwise."""
     if not isinstance(value, dict):
         raise ConfigError(f"this must be a table, not {shown(value)}")
     return value
@@ -193,7 +193,7 @@ def keys_of(record: Callable[..., object]) -> tuple[str, ...]:
 
 
 def require_keys(table: Mapping[str, object], valid: Iterable[str]) -> None:
-    """Raise ConfigError where the table has a key that is not one of the `valid`."""
+    """Raise ConfigError if the table has a key that is not in `valid`."""
     names = list(valid)
     for key in table:
         if key not in names:
@@ -218,18 +218,18 @@ def decode(
     other_keys: tuple[str, ...] = (),
     **given: object,
 ) -> T:
-    """The record that a table describes.
+    """Make the record that a table describes.
 
     Args:
         record: A dataclass with annotations as above.
         value: The table, as TOML gives it.
-        defined: What it may name.
+        defined: The tables that it may refer to.
         other_keys: Keys of the table that the caller reads.
-        given: Fields that the caller knows; they are no keys of the table.
+        given: Fields that the caller knows; they are not keys of the table.
 
     Raises:
-        ConfigError: Not a table, or a key is unknown, missing or has a wrong value. The message does not say where the
-            table stands; `naming` adds that.
+        ConfigError: The value is not a table, or a key is unknown, missing or has a wrong value. The message does not
+            say where the table is; `naming` adds that.
     """
     table = as_table(value)
     keys = {key: field for key, field in _fields(record).items() if field.attribute not in given}

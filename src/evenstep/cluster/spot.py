@@ -1,10 +1,10 @@
-"""When a worker that is lent and taken away is there: pure functions of (seed, worker), for the simulator."""
+"""The times at which a spot worker is present: pure functions of (seed, worker), for the simulator."""
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count, pairwise
-from typing import Annotated, NamedTuple, Protocol, final
+from typing import Annotated, NamedTuple, TypeAlias, final
 
 from evenstep.cluster.record import DURATION, POSITIVE, SEED, Listed, Pair, require_ranges
 from evenstep.cluster.slowness.draw import Purpose, uniforms
@@ -12,25 +12,18 @@ from evenstep.core.errors import ConfigError
 
 
 class Stay(NamedTuple):
-    """A worker is there from `begins` to `ends` (infinite: for good), in seconds since the run began."""
+    """A worker is present from `begins` to `ends` (infinite: for good), in seconds since the run began."""
 
     begins: float
     ends: float
 
 
-class Spot(Protocol):
-    """When a worker is there."""
-
-    def stays(self, worker: int) -> Iterator[Stay]:
-        """This worker's stays, in order and apart from each other; possibly without end."""
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnSpot:
-    """Stays and absences of exponential length: an interruption is equally likely at any moment.
+    """Stays and absences of exponential length, so that an interruption is equally likely at any moment.
 
-    A worker is there from the beginning. Each worker has its own times.
+    A worker is present from the start. Each worker has its own times.
 
     Attributes:
         stays_seconds: The mean stay, > 0.
@@ -49,6 +42,7 @@ class DrawnSpot:
         require_ranges(self)
 
     def stays(self, worker: int) -> Iterator[Stay]:
+        """This worker's stays, in order and without overlap; possibly infinitely many."""
         begins = 0.0
         for number in count():
             draws = uniforms(2, seed=self.seed, purpose=Purpose.SPOT, worker=worker, index=number)
@@ -62,10 +56,10 @@ class DrawnSpot:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedSpot:
-    """Stays as they were recorded, the same for every worker: at least one, each after the end of the one before.
+    """Recorded stays, the same for every worker: at least one, each after the end of the previous one.
 
     Raises:
-        ConfigError: There is none, or they are not in order.
+        ConfigError: There are none, or they are not in order.
     """
 
     recorded: Annotated[
@@ -85,4 +79,9 @@ class RecordedSpot:
                 )
 
     def stays(self, worker: int) -> Iterator[Stay]:
+        """The stays, in order."""
         return iter(self.recorded)
+
+
+Spot: TypeAlias = DrawnSpot | RecordedSpot
+"""The presence of a worker over time."""

@@ -1,4 +1,4 @@
-"""Which communication backend carries the gradients of workers whose devices may differ."""
+"""Choice of the communication backend for gradients of workers whose devices may differ."""
 
 from collections.abc import Collection, Sequence
 
@@ -9,7 +9,7 @@ GLOO = "gloo"
 
 
 def common_backend(devices: Sequence[str], backends: Sequence[str], carried: Collection[str]) -> str:
-    """The backend for all workers: their devices' own if all have the same, else Gloo.
+    """The backend for all workers: the default of their devices if it is the same for all, else Gloo.
 
     Args:
         devices: The type of each worker's device, by rank.
@@ -17,7 +17,7 @@ def common_backend(devices: Sequence[str], backends: Sequence[str], carried: Col
         carried: The types of devices whose tensors Gloo carries.
 
     Raises:
-        ConfigError: A device has no backend, or Gloo would have to carry what it cannot.
+        ConfigError: A device has no backend, or Gloo cannot carry the tensors of a device that needs it.
 
     >>> common_backend(["cuda", "cuda"], ["nccl", "nccl"], ["cpu", "cuda"])
     'nccl'

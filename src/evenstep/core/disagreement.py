@@ -1,4 +1,4 @@
-"""The error messages for workers that hold different values which must be the same; alike on every worker."""
+"""Error messages, the same on every worker, for values that differ between workers and must not."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from evenstep.core.workers import minority, name_workers
 
 _PLURAL: Final = {"has": "have", "is in": "are in", "is at": "are at", "weighs by": "weigh by"}
 _LONGEST: Final = 100
-"""Letters of a value in a message."""
+"""The most letters of a value that a message shows."""
 _NONE: Final = "none"
 
 
@@ -23,7 +23,7 @@ class Field:
     """A value that must be the same on all workers.
 
     Attributes:
-        phrase: what a worker has, with `{}` for the value.
+        phrase: the text for a worker's value, with `{}` in its place.
         none: used instead if there is no value.
         then: what to do.
     """
@@ -35,7 +35,7 @@ class Field:
 
 
 def disagreement(field: Field, values: Sequence[object]) -> str | None:
-    """One sentence about the workers that hold another value than most, by rank; None if all hold the same.
+    """One sentence about the workers whose value differs from the majority's, by rank; None if all are the same.
 
     >>> disagreement(Field(phrase="a dataset of {} samples"), [90, 90, 91])
     'worker 2 has a dataset of 91 samples where the others have 90: start every worker with the same'
@@ -69,7 +69,7 @@ _SCHEME: Final = Field(phrase="the scheme {}")
 
 
 def require_same_way(asked: Sequence[Mapping[str, Any]], rank: int) -> None:
-    """Check that all workers are to join each other in the same way, before any of them waits for the others.
+    """Check that all workers want to join each other in the same way, before any of them waits for the others.
 
     Args:
         asked: By rank: the `scheme` that the worker was asked for and its number of `servers` or None; or an `error`.
@@ -91,7 +91,7 @@ _ARRAY: Final = Field(phrase="{}", none="nothing", then="start every worker with
 
 
 def require_same_arrays(layouts: Sequence[Sequence[str]]) -> None:
-    """Check that all workers exchange the same arrays: what each of them is, by rank of the workers.
+    """Check that all workers exchange the same arrays, given a description of each array, by rank.
 
     Raises:
         DisagreementError: They do not. The message has the first difference.
@@ -106,12 +106,13 @@ _EVERY_BATCH: Final = (
     "every worker must take every batch of the loader, run backward on it, and compute batches in their order"
     " (loader.computes says which one is computed)"
 )
+WEIGHED: Final = Field(phrase="{}", verb="weighs by", then="call weigh_by on every worker or on none")
 _PLAN: Final[Mapping[str, Field]] = {
     "loader": Field(phrase="loader {}", verb="is at", then="loop over the loaders in the same order on all workers"),
     "epoch": Field(phrase="epoch {}", verb="is in", then="loop over the same epochs on all workers"),
     "iteration": Field(phrase="iteration {}", verb="is at", then=_EVERY_BATCH),
     "slice": Field(phrase="slice {} of the epoch", verb="is at", then=_EVERY_BATCH),
-    "weighed": Field(phrase="{}", verb="weighs by", then="call weigh_by on every worker or on none"),
+    "weighed": WEIGHED,
     "steps": Field(phrase="{} optimizer steps", then="step on all workers or on none"),
     "sizes": Field(phrase="the batch sizes {}", then="start every worker with the same packages"),
 }
@@ -119,15 +120,15 @@ _RATE: Final = "give all the same (one that follows a metric must follow loader.
 
 
 def require_same_plan(exchange_plans: Callable[[], Sequence[Mapping[str, Any]]], fingerprints: IntArray) -> None:
-    """Check that all workers did the same iteration.
+    """Check that all workers computed the same iteration.
 
     Args:
         exchange_plans: Returns all plans, by rank. Called on all workers, and only if the fingerprints differ.
             If a worker has left its loop, the call raises RuntimeError after the timeout of a collective.
-        fingerprints: Of the workers' plans, shape [workers]; every worker sees the same ones.
+        fingerprints: Hashes of the workers' plans, shape [workers], the same on every worker.
 
     Raises:
-        DisagreementError: Some workers did another iteration. The message names them, alike on every worker.
+        DisagreementError: Some workers computed another iteration. The message, the same on every worker, names them.
     """
     values = fingerprints.tolist()
     if len(set(values)) == 1:

@@ -1,6 +1,7 @@
-"""How a process ended, in words."""
+"""Describes how processes ended, and finds which of several failures was the cause."""
 
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
@@ -8,7 +9,7 @@ from typing import final
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How the process of a worker ended.
+    """The end of a worker's process.
 
     Attributes:
         exit_code: Negative for the number of a signal.
@@ -29,12 +30,12 @@ class Ending:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended by a signal or with another exit code than 0."""
+        """True if it ended by a signal or with an exit code other than 0."""
         return self.exit_code != 0
 
     @property
     def missed_another(self) -> bool:
-        """Whether it ended only because another worker had."""
+        """True if it ended only because another worker had."""
         return "WorkerLostError" in self.message
 
     @property
@@ -46,6 +47,17 @@ class Ending:
         reason = _reason(self.message) or ("" if self.exit_code < 0 else "its own output above tells why")
         hint = ", which is what a system out of memory does" if self.exit_code == -signal.SIGKILL else ""
         return f"worker {self.worker} {how_it_ended(self.exit_code, reason)}{hint}"
+
+
+def failures_in(ends: Iterable[Ending]) -> list[Ending]:
+    """The workers that failed, the cause first. Workers stopped as a result, or that only missed another, come last."""
+
+    def order(end: Ending) -> tuple[bool, bool, bool, float]:
+        # A worker that loses another may end before it, with an exit or an abort.
+        killed = end.exit_code < 0 and end.exit_code != -signal.SIGABRT
+        return end.asked_to_end, end.missed_another, not killed, end.at_seconds
+
+    return sorted((end for end in ends if end.failed), key=order)
 
 
 def how_it_ended(exit_code: int, reason: str = "") -> str:

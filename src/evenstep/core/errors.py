@@ -9,7 +9,7 @@ class EvenstepError(Exception):
 
 
 class ConfigError(EvenstepError, ValueError):
-    """What the caller asked for cannot work; the message names the value and what to change."""
+    """The caller asked for something that cannot work; the message names the value and says what to change."""
 
 
 class DisagreementError(EvenstepError, RuntimeError):
@@ -21,16 +21,16 @@ class WorkerLostError(EvenstepError, RuntimeError):
 
 
 class CheckpointError(EvenstepError, RuntimeError):
-    """A checkpoint could not be written or read; the message says why. Those that were whole before still are."""
+    """A checkpoint could not be written or read; the message says why. Earlier complete checkpoints are intact."""
 
 
 class ProtocolError(EvenstepError, RuntimeError):
-    """An event or a message that is not possible in the present state; the message names both."""
+    """An event or a message is not possible in the present state; the error message names both."""
 
 
 @contextmanager
 def naming(place: str) -> Iterator[None]:
-    """Put `place` in front of the message of a ConfigError that is raised inside."""
+    """Prefix the message of a ConfigError that is raised inside with `place`."""
     try:
         yield
     except ConfigError as error:

@@ -1,62 +1,68 @@
-"""Which workers this one waits for in vain, found before a collective's own time limit has passed.
+"""Finds the workers that this one waits for in vain, before a collective's own timeout or after its failure.
 
-A process that is stopped is known for certain, but only on the same machine. A worker that is merely silent may hold
-Python's global lock, so it is not lost while another worker on its machine is heard. It is taken to do what it did.
+A stopped process is known for certain, but only on the same machine. A worker that is merely silent may hold Python's
+global lock, so it is not lost while another worker on its machine is heard. It is assumed to do what it did.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Final, final
 
-from evenstep.core.activity import Doing, Pulse, Seen, behind
+from evenstep.core.activity import WAITS, Doing, Pulse, Seen, behind, next_iteration
+from evenstep.core.disagreement import WEIGHED, disagreement
 from evenstep.core.workers import name_workers
 
 _STANDS_SECONDS: Final = 1.2
-"""How long a main thread does one thing before this worker looks at the others: three pulses, far below any limit."""
-TIMES_LONGEST: Final = 5
-"""How many times as long as the longest seen so far something may take; nvidia-resiliency-ext has the same factor."""
+"""How long a main thread must do one thing before this worker looks at the others: three pulses, far below limits."""
 
-_NEEDS_ALL: Final = frozenset({Doing.PREPARING, Doing.COMPUTING, Doing.WAITING})
-"""What does not end without the other workers; the models of FSDP wait for them while they compute."""
+_NEEDS_ALL: Final = WAITS | {Doing.PREPARING, Doing.COMPUTING}
+"""Activities that do not end without the other workers; FSDP's models wait for them while they compute."""
 _ALIKE: Final = frozenset({Doing.FETCHING, Doing.COMPUTING, Doing.CHECKPOINTING})
-"""What takes about as long each time. Between two iterations a script may do anything, such as an evaluation."""
+"""Activities that take about as long each time. Between iterations a script may do anything, such as evaluate."""
 
 
 @final
+@dataclass(eq=False)
 class Lookout:
-    """One worker's view of the signs of life of the others, by time.
+    """One worker's view of the other workers' signs of life over time.
 
     Args:
-        rank: This worker's.
-        machines: Of all workers, by rank; on the same one, workers see each other's processes.
+        rank: This worker's rank.
+        machines: The machine of each worker, by rank. Workers on the same one see each other's processes.
         silent_seconds: How long a worker may show no sign of life while this one waits.
-        timeout_seconds: How long a worker that is alive may keep others waiting; half of it if that would be more
-            than `TIMES_LONGEST` times as long as its like has ever taken.
+        timeout_seconds: How long a living worker may keep others waiting; half of it if that is more than
+            `times_longest` times the longest that the same activity has ever taken.
+        times_longest: See `timeout_seconds`; nvidia-resiliency-ext has the same factor.
+        sure_beats: This many pulses of all others without any change show that nobody will go on.
     """
 
-    def __init__(self, rank: int, machines: Sequence[str], *, silent_seconds: float, timeout_seconds: float) -> None:
-        self._rank = rank
-        self._machines = machines
-        self._others = [worker for worker in range(len(machines)) if worker != rank]
-        self._silent_seconds = silent_seconds
-        self._timeout_seconds = timeout_seconds
+    rank: int
+    machines: Sequence[str]
+    _: KW_ONLY
+    silent_seconds: float
+    timeout_seconds: float
+    times_longest: int = 5
+    sure_beats: int = 10
+
+    def __post_init__(self) -> None:
+        self._others = [worker for worker in range(len(self.machines)) if worker != self.rank]
         self._signs: dict[int, float] = {}
         """The last sign of life of each other worker; empty unless this one waits."""
         self._pulses: dict[int, tuple[Pulse, float]] = {}
-        """The last pulse of each worker, and when it was new."""
+        """The last pulse of each worker, and the time when it was new."""
         self._longest: dict[Doing, float] = {}
         self._looked = self._since = 0.0
+        self._picture: list[tuple[int, Doing, int]] = []
+        """The activities and iterations of all workers since the others had beaten `_beats_before` times."""
+        self._beats_before: dict[int, int] = {}
 
     def look(
         self, own: Seen, now: float, *, stopped: Collection[int], pulses: Mapping[int, Pulse] | None
     ) -> str | None:
-        """The sentence about the workers that this one waits for in vain; None if there are none.
+        """Return a sentence about the workers that this one waits for in vain; None if there are none.
 
-        Args:
-            own: What this worker's main thread does.
-            now: Seconds of any clock that does not go back.
-            stopped: The workers on this machine whose processes are stopped.
-            pulses: Of the other workers; None if there are no new ones.
+        `stopped` are the workers on this machine whose processes are stopped, `pulses` those of the other workers, or
+        None if there are no new ones. `now` is the time of any monotonic clock, in seconds.
         """
         if not needs_all(own):
             self._learn(self._others_seen(now).values())
@@ -64,20 +70,20 @@ class Lookout:
             self._pulses.clear()
             return None
         if not self._signs:
-            self._begin(now - min(own.seconds, self._silent_seconds / 2))
-        elif now - self._looked > self._silent_seconds / 2:  # This process stood still itself, perhaps with the others.
+            self._begin(now - min(own.seconds, self.silent_seconds / 2))
+        elif now - self._looked > self.silent_seconds / 2:  # This process itself stood still, perhaps with the others.
             self._begin(now)
         self._looked = now
         beating = self._others if pulses is None else self._beating(pulses, now)
-        heard = {self._machines[worker] for worker in beating}
+        heard = {self.machines[worker] for worker in beating}
         for worker in self._others:
-            here = self._machines[worker] == self._machines[self._rank]
-            if worker not in stopped if here else self._machines[worker] in heard:
+            here = self.machines[worker] == self.machines[self.rank]
+            if worker not in stopped if here else self.machines[worker] in heard:
                 self._signs[worker] = now
-        return self._lost(own, now, stopped) or self._late(own, now)
+        return self._lost(own, now, stopped) or self._late(own, now) or self._apart(own)
 
     def _begin(self, since: float) -> None:
-        """This worker is taken to wait since then, when all others showed a sign of life."""
+        """Assume that this worker waits since then, and that all others showed a sign of life then."""
         self._since, self._signs = since, dict.fromkeys(self._others, since)
 
     def _beating(self, pulses: Mapping[int, Pulse], now: float) -> list[int]:
@@ -95,44 +101,81 @@ class Lookout:
         return beating
 
     def _learn(self, done: Iterable[Seen]) -> None:
-        """These have ended, after the time that they took."""
+        """Learn from these finished activities how long each kind takes."""
         for each in done:
             self._longest[each.doing] = max(each.seconds, self._longest.get(each.doing, 0.0))
 
     def _lost(self, own: Seen, now: float, stopped: Collection[int]) -> str | None:
-        lost = [worker for worker, at in self._signs.items() if now - at > self._silent_seconds]
+        lost = [worker for worker, at in self._signs.items() if now - at > self.silent_seconds]
         if here := [worker for worker in lost if worker in stopped]:
             return (
-                f"{name_workers(here)} stood still for {self._silent_seconds:g} s, stopped by a signal such as SIGSTOP:"
+                f"{name_workers(here)} stood still for {self.silent_seconds:g} s, stopped by a signal such as SIGSTOP:"
                 " find out who sent it, then start again"
             )
         alive = [seen for worker, seen in self._others_seen(now).items() if worker not in lost]
-        if lost and all(each.doing is Doing.WAITING for each in [own, *alive]):
+        if lost and all(each.doing in WAITS for each in [own, *alive]):
             return (
-                f"{name_workers(lost)} did not answer for {self._silent_seconds:g} s, nor did any other process of the"
+                f"{name_workers(lost)} did not answer for {self.silent_seconds:g} s, nor did any other process of the"
                 " run on that machine: look at its output and at the network, then start again"
             )
         return None
 
     def _late(self, own: Seen, now: float) -> str | None:
-        """The sentence about workers that are alive but keep all others waiting for longer than the limit."""
-        seen = {self._rank: own, **self._others_seen(now)}
+        """A sentence about living workers that keep all others waiting for longer than the limit."""
+        seen = {self.rank: own, **self._others_seen(now)}
         late = {worker: seen.pop(worker) for worker in behind(seen)}
-        if not late or any(each.doing is not Doing.WAITING for each in seen.values()):
+        if not late or any(each.doing not in WAITS for each in seen.values()):
             return None
         stuck = all(min(now - self._since, each.seconds) > self._limit_seconds(each) for each in late.values())
-        return kept_waiting(late) if stuck else None
+        return _kept_waiting(late) if stuck else None
+
+    def after_failure(self, own: Seen, before: Mapping[int, Pulse], after: Mapping[int, Pulse]) -> str:
+        """A sentence about the worker because of which a collective has failed.
+
+        Takes the other workers' pulses `before`, and the same a few beats later.
+        """
+        silent = sorted(worker for worker, pulse in after.items() if pulse.beats == before[worker].beats)
+        if silent:
+            return (
+                f"{name_workers(silent)} ended, died, stopped or did not answer within {self.timeout_seconds:g} s:"
+                " look at its output, then start again"
+            )
+        seen = {self.rank: own, **{worker: pulse.seen for worker, pulse in after.items()}}
+        waited_for = behind(seen, least_seconds=self.timeout_seconds / 4)
+        if others := [worker for worker in waited_for if worker != self.rank]:
+            return _kept_waiting({worker: seen[worker] for worker in others})
+        return (
+            "a collective failed although every worker is alive: some worker left the training loop earlier than the"
+            " others, ran fewer backwards in an iteration, or called alone what all must call (mean_over_workers,"
+            " checkpoint.save), or its network failed; give all the same iterations, backwards and calls"
+        )
+
+    def _apart(self, own: Seen) -> str | None:
+        """A sentence about workers that weigh by units in an iteration in which others do not.
+
+        Both wait for ever: their activities stay the same while their processes go on.
+        """
+        does = {self.rank: own} | {worker: pulse.seen for worker, (pulse, _) in self._pulses.items()}
+        beats = {worker: pulse.beats for worker, (pulse, _) in self._pulses.items()}
+        picture = [(worker, each.doing, each.iteration) for worker, each in sorted(does.items())]
+        if picture != self._picture:
+            self._picture, self._beats_before = picture, beats
+        waits = all(each.doing in WAITS and each.iteration == own.iteration for each in does.values())
+        since = [beats.get(each, 0) - self._beats_before.get(each, 0) for each in self._others]
+        if not waits or min(since) < self.sure_beats:
+            return None
+        return disagreement(WEIGHED, ["units" if doing is Doing.COUNTING else "samples" for _, doing, _ in picture])
 
     def _limit_seconds(self, seen: Seen) -> float:
-        """How long others wait for this. What may be an evaluation or a first compilation has the whole time."""
-        if seen.next_iteration < 1 or seen.doing not in _ALIKE:
-            return self._timeout_seconds
-        first = self._timeout_seconds if seen.doing is Doing.CHECKPOINTING else 0.0
-        longest = TIMES_LONGEST * self._longest.get(seen.doing, first)
-        return min(max(longest, self._timeout_seconds / 2), self._timeout_seconds)
+        """How long others wait for this activity. A possible evaluation or first compilation has the whole timeout."""
+        if next_iteration(seen.doing, seen.iteration) < 1 or seen.doing not in _ALIKE:
+            return self.timeout_seconds
+        first = self.timeout_seconds if seen.doing is Doing.CHECKPOINTING else 0.0
+        longest = self.times_longest * self._longest.get(seen.doing, first)
+        return min(max(longest, self.timeout_seconds / 2), self.timeout_seconds)
 
     def _others_seen(self, now: float) -> dict[int, Seen]:
-        """What the others do; the main thread of a worker that is silent is taken to do the same."""
+        """The others' activities; the main thread of a silent worker is assumed to go on with the same."""
         return {
             worker: replace(pulse.seen, seconds=pulse.seen.seconds + now - at)
             for worker, (pulse, at) in self._pulses.items()
@@ -140,11 +183,11 @@ class Lookout:
 
 
 def needs_all(own: Seen) -> bool:
-    """Whether a main thread waits for the other workers, or may do so, and not for a moment only."""
+    """True if a main thread waits for the other workers, or may do so, and not only for a moment."""
     return own.doing in _NEEDS_ALL and own.seconds > _STANDS_SECONDS
 
 
-def kept_waiting(seen: Mapping[int, Seen]) -> str:
-    """The sentence about workers that keep the others waiting with what they do."""
+def _kept_waiting(seen: Mapping[int, Seen]) -> str:
+    """A sentence about workers that keep the others waiting, and their activities."""
     each = " and ".join(f"worker {rank} {doing}" for rank, doing in seen.items())
     return f"{each}, while the others waited for it: see what its script does there, then start again"

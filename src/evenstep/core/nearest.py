@@ -5,11 +5,11 @@ from difflib import SequenceMatcher
 from typing import Final
 
 _CLOSE: Final = 0.6
-"""The share of their letters that two names must have in common, in order, to be taken for each other."""
+"""The fraction of their letters that two names must share, in order, to be taken for each other."""
 _SAME_BEGINNING: Final = 0.1
-"""How much more likely the same first letter makes it: it is seldom the wrong one."""
+"""Bonus for the same first letter, which is seldom mistyped."""
 _MOST: Final = 12
-"""Names in a list of choices."""
+"""The most names in a list of choices."""
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
@@ -35,7 +35,7 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 def _likeness(name: str, valid: str) -> float:
     """From 0 to 1, with the bonus for the first letter; 0 where they are too far apart for any bonus."""
     matcher = SequenceMatcher(None, valid, name)
-    if matcher.real_quick_ratio() < _CLOSE:  # By their lengths; a name may be megabytes long.
+    if matcher.real_quick_ratio() < _CLOSE:  # Compares lengths only, since a name may be megabytes long.
         return 0.0
     ratio = matcher.ratio()
     return ratio + _SAME_BEGINNING * (name[:1] == valid[:1]) if ratio >= _CLOSE else 0.0

@@ -1,15 +1,15 @@
-"""Values as messages show them: short, and without what a terminal would take for a command."""
+"""Values as messages show them: short, and without characters that a terminal would take for a command."""
 
 from typing import Final
 
 _LONGEST: Final = 60
-"""Letters of a value in a message."""
+"""The most letters of a value that a message shows."""
 _FEW: Final = 3
-"""Items of a list that is shown in full."""
+"""The most items of a list that is shown in full."""
 
 
 def shown(value: object) -> str:
-    """A text, a number, a truth value or None as Python writes it, cut where it is long; of the rest only the type.
+    """The `repr` of a text, a number, a truth value or None, shortened if long; of other values only the type.
 
     >>> shown("lbsp"), shown(2.5), shown([1, "asp"]), shown({1: 2}), shown(print), shown(10**100)
     ("'lbsp'", '2.5', "[1, 'asp']", '{...}', 'builtin_function_or_method', 'a number of more than 70 digits')
@@ -27,7 +27,7 @@ def shown(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    r"""The text with the codes of its control characters, except new lines, in their place.
+    r"""The text with its control characters, except new lines, replaced by their codes.
 
     >>> printable("a\x1b[2J\nb")
     'a\\x1b[2J\nb'

@@ -17,17 +17,17 @@ _AS_THEY_ARE: Final = frozenset({int, float, str, bool, NoneType})
 
 
 class Stateful:
-    """Base of dataclasses whose state is what their constructor does not take: the fields with `init=False`.
+    """Base of dataclasses whose state is the fields that their constructor does not take: those with `init=False`.
 
-    A field that has a state itself, or a list of such objects, is part of it in any case. Fields may be numbers,
-    strings, arrays of numbers, lists, dicts, deques, named tuples or dataclasses of these, or None. A class that is no
+    A field that has a state itself, or a list of such objects, is always part of it. Fields may be numbers, strings,
+    arrays of numbers, lists, dicts, deques, named tuples or dataclasses of these, or None. A class that is not a
     dataclass has no state, unless it defines both methods.
     """
 
     __slots__ = ()
 
     def state_dict(self) -> State:
-        """Everything that `load_state_dict` needs to continue bit for bit; JSON can hold it."""
+        """Return everything that `load_state_dict` needs to continue bit for bit; JSON can hold it."""
         return {name.lstrip("_"): _plain(getattr(self, name)) for name in self._remembered()}
 
     def load_state_dict(self, state: State) -> None:
@@ -45,7 +45,7 @@ class Stateful:
                 setattr(self, name, _restored(kind, saved))
 
     def _remembered(self) -> dict[str, Any]:
-        """The annotations of the fields that are the state, by name."""
+        """The annotations of the fields that make up the state, by name."""
         return {
             name: kind
             for name, (kind, given) in _fields(type(self)).items()
@@ -60,7 +60,7 @@ def _once(function: Callable[[Any], _T]) -> Callable[[Any], _T]:
 
 @_once
 def _fields(kind: type) -> dict[str, tuple[Any, bool]]:
-    """The annotation of each field of a dataclass, and whether the constructor takes it; none for other classes."""
+    """The annotation of each field of a dataclass, and whether the constructor takes it; empty for other classes."""
     if not is_dataclass(kind):
         return {}
     annotations = get_type_hints(kind)
@@ -80,7 +80,7 @@ def _plain(value: Any) -> object:  # noqa: ANN401 - a value of any annotation
         return value.state_dict()
     if isinstance(value, np.ndarray):
         return value.tolist()
-    if isinstance(value, dict):  # Keys of JSON are strings.
+    if isinstance(value, dict):  # JSON's keys are strings.
         return [[key, _plain(each)] for key, each in value.items()]
     if isinstance(value, list | tuple | deque):
         return [_plain(each) for each in value]
@@ -88,7 +88,7 @@ def _plain(value: Any) -> object:  # noqa: ANN401 - a value of any annotation
 
 
 def _restored(kind: Any, saved: Any) -> Any:  # noqa: ANN401 - a value of any annotation
-    """The value of this annotation of which `_plain` made the saved one."""
+    """The value of this annotation that `_plain` turned into the saved one."""
     origin, arguments = get_origin(kind), get_args(kind)
     if saved is None:
         return None

@@ -1,27 +1,27 @@
-"""What to report and do when workers of a run die, hang, leave or come back.
+"""Decides what a launcher reports and does when workers of its run die, hang, leave or come back.
 
-Servers report which workers come and go; keepers, if there are any, report how processes ended. Times are seconds of
-any clock that does not go back.
+Three watchers feed it, in any order: shard 0 reports which workers come and go, keepers report how processes ended, and
+the system shows which processes are stopped. `look` says what follows from everything known. Times are seconds of any
+monotonic clock.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, TypeAlias, final
+from functools import partial
+from typing import Any, Final, NamedTuple, final
 
-from evenstep.core.ending import Ending
+from evenstep.core.ending import Ending, failures_in
 
-GRACE_SECONDS: Final = 3.0
-"""How long after a worker left its loop early the others may leave theirs, before that worker is reported."""
-SETTLE_SECONDS: Final = 1.0
-"""How long after a first failure other failures may turn out to be its cause."""
-ALONE_SECONDS: Final = 60.0
-"""How long a worker may run after all others ended before that is reported, if its timeout is not known."""
+_AT_ONCE: Final = -1.0
+_LEFT: Final = "left in the middle of an epoch"
+_VANISHED: Final = "ended with exit code 0 in the middle of an epoch"
+_LEFT_OVER: Final = "left over"
 
 
 @final
 class Why(StrEnum):
-    """Why a worker is no longer at the servers, as the event log says it."""
+    """Reasons for which a worker is no longer at the servers, as in the event log."""
 
     DONE = "is done"
     ENDED = "has ended"
@@ -31,293 +31,273 @@ class Why(StrEnum):
     NEVER_CAME = "never came"
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Say:
-    """Tell the user this."""
-
-    text: str
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class End:
-    """End this worker, which does not react."""
-
-    worker: int
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """End the run, which cannot go on, for this reason."""
-
-    why: str
-
-
-Action: TypeAlias = Say | End | Stop
+_GAVE_UP: Final = {
+    Why.NEVER_CAME: "did not come within",
+    Why.SILENT: "was silent for",
+    Why.HUNG: "kept the others waiting for",
+}
 
 
 @dataclass(slots=True)
 class _Worker:
+    came: bool = False  # It has come to `prepare`.
     here: bool = False  # At the servers.
-    gave_up: str = ""  # Why it was given up, if it was and is not back.
-    broke_off: float | None = None  # When it left its loop early with a goodbye, until that is reported.
-    completed: bool = False  # It left after the end of an epoch.
-    vanished: bool = False  # Its connection ended while it was in its loop.
+    gave_up: str = ""  # Why the servers gave it up, if they did and it is not back.
+    early: str = ""  # How it left too early, until that is reported.
+    completed: int | None = None  # The pass after which it left.
     done: bool = False  # It said goodbye.
-    missed: bool = False  # An epoch began without it, which was not reported yet.
-    met: bool = False  # It has come to `prepare`.
     over: bool = False  # Its process has ended and is not restarted.
     failed: bool = False
+    to_end: bool = False  # Its process is to be ended.
+
+
+class _Rule(NamedTuple):
+    """An action to take once the named condition has held for longer than these seconds."""
+
+    name: str
+    seconds: float
+    act: Callable[[], None]
 
 
 @final
 @dataclass(slots=True, kw_only=True)
 class Supervision:
-    """Follows the workers of a run on servers.
+    """Follows the workers of a run.
 
     Args:
-        workers: Number of workers.
-        kept: Whether keepers report how processes end. If not, the end of a connection stands for that of a process.
-        restarts: How often a keeper restarts a worker.
+        workers: Number of workers; 0 if other launchers start some of them.
+        kept: Whether keepers report how processes end. If not, the end of a connection counts as the end of a process.
+        restarts: The number of times that a worker may be restarted.
+        together: Whether a failure ends or restarts all workers, as torchrun's agent does without servers.
+        silent_seconds: How long a worker may be stopped while another one runs.
+        timeout_seconds: How long a worker may keep others waiting in `prepare`.
+        grace_seconds: After a worker left its loop early, the others have this long to leave theirs before it is
+            reported.
+        settle_seconds: Other failures within this time after the first may turn out to be its cause.
+        alone_seconds: How long the last workers may go on, or take to come back, after all others have ended, if their
+            timeout is not known.
+
+    Attributes:
+        stopped: Why the run cannot begin and all workers are to be ended; None if they are not.
+        lost: Why workers that did not fail themselves did not finish, as the rest of a sentence.
     """
 
     workers: int
-    kept: bool
+    kept: bool = True
     restarts: int = 0
+    together: bool = False
+    silent_seconds: float = float("inf")
+    timeout_seconds: float = float("inf")
+    grace_seconds: float = 3.0
+    settle_seconds: float = 1.0
+    alone_seconds: float = 60.0
+    stopped: str | None = None
     lost: dict[int, str] = field(default_factory=dict)
-    """Why workers did not finish that did not fail themselves, as the rest of a sentence."""
-    _all: list[_Worker] = field(init=False)
+    _all: dict[int, _Worker] = field(init=False)
     _begun: bool = False
-    _limit_seconds: float = 0.0
-    """How long a worker that was given up may take to come back after all others have ended."""
-    _stopped: bool = False
-    _left_alone: float | None = None
-    """Since when only workers that were given up are left, or a single other one."""
-    _reported_last: bool = False
+    _limit_seconds: float = field(init=False)
+    _told_of_last: bool = False
+    _running: Collection[int] = ()
+    _halted: Collection[int] = ()
+    _failed: dict[int, list[Ending]] = field(default_factory=dict)
+    """If all workers are restarted together, the failures by the number of the following restart."""
+    _since: dict[str, float] = field(default_factory=dict)
+    """The time since which each rule's condition has held."""
+    _said: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._all = [_Worker() for _ in range(self.workers)]
+        self._limit_seconds = self.alone_seconds
+        self._all = {worker: _Worker() for worker in range(self.workers)}
 
-    def told(self, event: Mapping[str, Any], now: float) -> list[Action]:
-        """Shard 0 reports that a worker has come or gone."""
-        kind, worker = event["event"], event["worker"]
-        if kind == "join":
-            return self.joined(worker, event["limit_seconds"])
-        if kind == "meet":
-            return self.met(worker)
-        if kind == "missing":
-            return self.missing(worker)
-        about = {name: event[name] for name in ("seconds", "in_loop", "doing")}
-        return self.left(worker, Why(event["why"]), now, **about)
+    # What the watchers report.
 
-    def met(self, worker: int) -> list[Action]:
-        """The worker has come to `prepare`, where all wait for each other."""
-        self._all[worker].met = True
-        return self._look_for_absent()
+    def told(self, event: Mapping[str, Any]) -> None:
+        """Shard 0 reports that a worker has come or gone, or that a pass begins."""
+        kind, worker = event["event"], event.get("worker", 0)
+        if kind == "pass":
+            self.begun(event["number"])
+        elif kind == "join":
+            self.joined(worker, event["limit_seconds"])
+        elif kind == "meet":
+            self._all[worker].came = True
+        else:
+            about = {name: event[name] for name in ("number", "seconds", "in_loop", "doing")}
+            self.left(worker, Why(event["why"]), **about)
 
-    def joined(self, worker: int, limit_seconds: float) -> list[Action]:
-        """The worker, prepared with this timeout, has joined the servers."""
-        before, self._all[worker] = self._all[worker], _Worker(here=True)
-        self._left_alone = None
+    def joined(self, worker: int, limit_seconds: float) -> None:
+        """The worker, which was prepared with this timeout, has joined the servers."""
+        before, self._all[worker] = self._all[worker], _Worker(here=True, to_end=self._all[worker].to_end)
         self._begun, self._limit_seconds = True, limit_seconds
-        return [Say(f"worker {worker} is back")] if before.gave_up or before.failed else []
+        self._since.pop(_LEFT_OVER, None)
+        if before.gave_up or before.failed:
+            self._say(worker, "is back")
+
+    def begun(self, number: int) -> None:
+        """The pass of this number begins, without workers that left after an earlier pass and are not back."""
+        for state in self._all.values():
+            if state.completed is not None and state.completed < number:
+                state.completed, state.early = None, "ended early, between two epochs"
 
     def left(
-        self, worker: int, why: Why, now: float, *, seconds: float = 0.0, in_loop: bool = False, doing: str = ""
-    ) -> list[Action]:
-        """The worker is no longer at the servers.
+        self, worker: int, why: Why, *, number: int = 0, seconds: float = 0.0, in_loop: bool = False, doing: str = ""
+    ) -> None:
+        """The worker is no longer at the servers, in the pass of this number; `in_loop`: before the end of its epoch.
 
-        Args:
-            worker: Its rank.
-            why: The reason.
-            now: Time of the event.
-            seconds: How long it was silent or kept the others waiting.
-            in_loop: Whether it left before the end of its epoch.
-            doing: What its main thread did when it was last heard of, as the rest of a sentence; empty if not known.
+        It was silent, or kept the others waiting, for so many `seconds`. `doing` is its main thread's last known
+        activity, as the rest of a sentence.
         """
         state = self._all[worker]
         state.here, state.done = False, why is Why.DONE
         state.over = state.over or (not self.kept and why in (Why.DONE, Why.ENDED))
-        if why in (Why.SILENT, Why.HUNG, Why.NEVER_CAME):
-            state.gave_up = _how(why, seconds, doing)
-            return [self._say(worker, state.gave_up)]
-        if why is Why.DONE:
-            state.completed = not in_loop
-            state.broke_off = now if in_loop else None
-        elif why is Why.ENDED and in_loop:
-            state.vanished = True
-            return self._look_for_vanished(worker)
-        return []
+        if why in _GAVE_UP:
+            did = f" ({doing.replace('has been', 'it has been', 1)})" if doing and why is Why.HUNG else ""
+            state.gave_up = f"{_GAVE_UP[why]} {seconds:g} s{did}"
+            self._say(worker, state.gave_up + self._then)
+        elif why in (Why.DONE, Why.ENDED) and not in_loop:
+            state.completed = number
+        elif why is not Why.AGAIN:
+            state.early = _LEFT if why is Why.DONE else _VANISHED
 
-    def missing(self, worker: int) -> list[Action]:
-        """The worker left between two epochs, and others have begun the next one."""
-        self._all[worker].missed = True
-        return self._look_for_missed(worker)
-
-    def ended(self, ending: Ending) -> list[Action]:
-        """The worker's process has ended; a normal end is not reported."""
-        state, worker = self._all[ending.worker], ending.worker
+    def ended(self, ending: Ending) -> None:
+        """The worker's process has ended. A normal or requested end is not reported."""
+        worker = ending.worker
+        state = self._all.setdefault(worker, _Worker())
+        state.to_end = False
+        if ending.asked_to_end:
+            return
+        if self.together:
+            state.over = not ending.failed
+            if ending.failed and ending.restarts < self.restarts:
+                self._failed.setdefault(ending.restarts + 1, []).append(ending)
+            return
         again = ending.failed and ending.again
-        state.failed, state.over, state.met = state.failed or ending.failed, not again, False
-        if not ending.failed:
-            return [*self._look_for_vanished(worker), *self._look_for_missed(worker)] or self._look_for_absent()
-        state.broke_off = None  # The failure says more.
+        state.over = not again
+        state.failed, state.came = state.failed or ending.failed, False
         if again:
-            count = f"{ending.restarts + 1} of {self.restarts}"
-            return [Say(f"worker {worker} {ending.how}; it is started again ({count})")]
-        if self._stopped:
-            return []
-        return [self._say(worker, ending.how) if self._begun else self._stop(worker, ending.how)]
+            self._say(worker, f"{ending.how}; it is started again ({ending.restarts + 1} of {self.restarts})")
+        elif ending.failed and self._begun:
+            self._say(worker, ending.how + self._then)
+        elif ending.failed:
+            self._stop(worker, ending.how)
 
-    def look(self, now: float, *, last: bool = False) -> list[Action]:
-        """Time has passed; `last`: all workers have ended."""
-        return [*self._look_for_broken_off(now, last=last), *self._look_for_stuck(now)]
+    def processes(self, *, running: Collection[int], halted: Collection[int], came: Collection[int]) -> None:
+        """Record which processes run, which of these a signal has stopped, and which workers have come to `prepare`."""
+        self._running, self._halted = running, halted
+        for worker, state in self._all.items():
+            state.came = state.came or worker in came
+            state.over = state.over and worker not in running
+
+    # What follows.
+
+    @property
+    def to_end(self) -> set[int]:
+        """The workers whose processes are to be ended because they do not react."""
+        return {worker for worker, state in self._all.items() if state.to_end}
 
     @property
     def awaits(self) -> bool:
-        """Whether a worker that was given up may still come back."""
-        return any(state.gave_up and not state.over for state in self._all)
+        """True if a worker that was given up may still come back."""
+        return any(state.gave_up and not state.over for state in self._all.values())
 
-    def _say(self, worker: int, how: str) -> Say:
-        return Say(f"worker {worker} {how}{self._then()}")
+    def look(self, now: float, *, last: bool = False) -> list[str]:
+        """The sentences to tell the user now; `last`: all workers have ended."""
+        rules = [*self._early(last=last), *self._restarted(last=last), *self._left_over(), *self._absent()]
+        self._since = {rule.name: self._since.get(rule.name, now) for rule in rules}
+        for rule in rules:
+            if now - self._since[rule.name] > rule.seconds:
+                rule.act()
+        said, self._said = self._said, []
+        return said
 
-    def _then(self) -> str:
-        return "; the others go on" if any(each.here and not each.over for each in self._all) else ""
+    def _early(self, *, last: bool) -> Iterator[_Rule]:
+        """Rules for workers that left too early, once it is known that their processes did not fail."""
+        for worker, state in self._all.items():
+            if state.early and not state.failed and (state.done or state.over or not self.kept):
+                seconds = self.grace_seconds if state.early == _LEFT and not last else _AT_ONCE
+                yield _Rule(f"{worker} left", seconds, partial(self._say_early, worker, state))
 
-    def _stop(self, worker: int, how: str) -> Stop:
-        self._stopped = True
-        return Stop(f"worker {worker} {how}; the others were stopped, since all workers must call prepare")
+    def _say_early(self, worker: int, state: _Worker) -> None:
+        early, then = state.early, self._then
+        state.early = ""
+        if early == _LEFT:
+            if not then and any(each.completed is not None for each in self._all.values()):
+                then = "; the others finished without it"
+            if not then:
+                return  # All left early: scripts may train for a number of steps.
+        elif early == _VANISHED and self.kept:
+            self.lost[worker] = early
+        elif early == _VANISHED:  # It may have failed, and then the run ends.
+            early, then = "ended in the middle of an epoch", ""
+        self._say(worker, early + then)
 
-    def _look_for_absent(self) -> list[Action]:
-        """A normal end before the run began matters only if another worker has come to `prepare`."""
-        absent = [worker for worker, state in enumerate(self._all) if state.over and not state.met]
-        if self._begun or self._stopped or not absent or not any(state.met for state in self._all):
-            return []
-        return [self._stop(absent[0], "ended with exit code 0 before it called prepare")]
-
-    def _look_for_vanished(self, worker: int) -> list[Action]:
-        """Report a normal end in mid-epoch without a goodbye; the end and the missing goodbye come in any order."""
-        state = self._all[worker]
-        if not state.vanished or state.failed or (self.kept and not state.over):
-            return []
-        state.vanished = False
-        if not self.kept:  # It may have failed, and then the run ends.
-            return [] if self._stopped else [Say(f"worker {worker} ended in the middle of an epoch")]
-        self.lost[worker] = "ended with exit code 0 in the middle of an epoch"
-        return [self._say(worker, self.lost[worker])]
-
-    def _look_for_missed(self, worker: int) -> list[Action]:
-        """Report that an epoch began without the worker, once it is known that its process did not fail."""
-        state = self._all[worker]
-        if not state.missed or state.failed or (self.kept and not state.done and not state.over):
-            return []
-        state.missed = False
-        return [self._say(worker, "ended early, between two epochs")]
-
-    def _look_for_broken_off(self, now: float, *, last: bool) -> list[Action]:
-        """Report workers that left early, unless all did: scripts may train for a number of steps."""
-        finished = "; the others finished without it" if any(each.completed for each in self._all) else ""
-        actions: list[Action] = []
-        for worker, state in enumerate(self._all):
-            if state.broke_off is None or not (last or now - state.broke_off > GRACE_SECONDS):
-                continue
-            state.broke_off = None
-            if then := self._then() or finished:
-                actions.append(Say(f"worker {worker} left in the middle of an epoch{then}"))
-        return actions
-
-    def _look_for_stuck(self, now: float) -> list[Action]:
-        left = [worker for worker, state in enumerate(self._all) if not state.over]
-        given_up = all(self._all[worker].gave_up for worker in left)
-        if not self._begun or not left or not (given_up or len(left) == 1 < self.workers):
-            self._left_alone = None
-            return []
-        if self._left_alone is None:
-            self._left_alone = now
-        if now - self._left_alone <= self._limit_seconds:
-            return []
-        if given_up:
-            return [action for worker in left for action in self._end(worker)]
-        # It may have much to do, such as an evaluation, or may hang where no other worker waits for it.
-        if self._reported_last:
-            return []
-        self._reported_last = True
-        return [Say(f"all others ended {self._limit_seconds:g} s ago; worker {left[0]} still runs")]
-
-    def _end(self, worker: int) -> list[Action]:
-        state = self._all[worker]
-        state.over = state.failed = True
-        self.lost[worker] = f"{state.gave_up} and did not come back"
-        then = ", and is ended" if self.kept else "; the run is ended"
-        return [Say(f"worker {worker} did not come back within {self._limit_seconds:g} s{then}"), End(worker)]
-
-
-def _how(why: Why, seconds: float, doing: str) -> str:
-    """What happened to a worker that is given up, as the rest of a sentence."""
-    if why is Why.NEVER_CAME:
-        return f"did not come within {seconds:g} s"
-    if why is Why.SILENT:
-        return f"was silent for {seconds:g} s"
-    did = f" ({doing.replace('has been', 'it has been', 1)})" if doing else ""
-    return f"kept the others waiting for {seconds:g} s{did}"
-
-
-@final
-class Restarts:
-    """Follows workers that torchrun's agent restarts, all at once: reports each restart with the worker that caused it.
-
-    Also reports, once, that one worker still runs a minute after the others ended, because no limit ends it.
-
-    Args:
-        restarts: How often the agent restarts the workers.
-        workers: Number of workers of the agent; 0 if the run has other workers too.
-    """
-
-    def __init__(self, restarts: int, workers: int = 0) -> None:
-        self._limit = restarts
-        self._workers = workers
-        self._failed: dict[int, list[Ending]] = {}
-        """By the number of the restart that follows."""
-        self._since: dict[int, float] = {}
-        self._done: list[Ending] = []
-        """Normal ends since the last restart."""
-        self._alone_since: float | None = None
-        self._reported_last = False
-
-    def ended(self, ending: Ending) -> list[Action]:
-        """A worker's process has ended; what follows comes with a later look."""
-        if not ending.failed:
-            self._done.append(ending)
-        elif ending.restarts < self._limit:
-            self._failed.setdefault(ending.restarts + 1, []).append(ending)
-        return []
-
-    def look(self, now: float, *, last: bool = False) -> list[Action]:
-        """What to report once all that failed together are known; `last`: no more will fail."""
+    def _restarted(self, *, last: bool) -> Iterator[_Rule]:
+        """Rules for restarts of all workers, once all that failed together are known."""
         for restart in self._failed:
-            self._since.setdefault(restart, now)
-        due = [restart for restart, since in self._since.items() if last or now - since > SETTLE_SECONDS]
-        return [*map(self._restarted, due), *self._look_for_the_last(now)]
+            seconds = _AT_ONCE if last else self.settle_seconds
+            yield _Rule(f"restart {restart}", seconds, partial(self._say_restarted, restart))
 
-    def _look_for_the_last(self, now: float) -> list[Action]:
-        left = set(range(self._workers)) - {ending.worker for ending in self._done}
-        if len(left) != 1 or self._workers == 1:
-            self._alone_since = None
-            return []
-        if self._alone_since is None:
-            self._alone_since = now
-        if self._reported_last or now - self._alone_since <= ALONE_SECONDS:
-            return []
-        self._reported_last = True
-        return [Say(f"all others ended {ALONE_SECONDS:g} s ago; worker {left.pop()} still runs")]
+    def _say_restarted(self, restart: int) -> None:
+        first = failures_in(self._failed.pop(restart))[0]
+        worker, how = first.worker, first.how
+        done = [worker for worker, state in self._all.items() if state.over]
+        if first.missed_another and done:
+            worker, how = done[0], "ended with exit code 0 before the others were done"
+        for state in self._all.values():
+            state.over = False
+        self._say(worker, f"{how}; all workers start again ({restart} of {self.restarts})")
 
-    def _restarted(self, restart: int) -> Say:
-        del self._since[restart]
-        first = min(self._failed.pop(restart), key=lambda ending: ending.missed_another)
-        text = f"worker {first.worker} {first.how}"
-        if first.missed_another and self._done:
-            text = f"worker {self._done[0].worker} {self._done[0].how} before the others were done"
-        self._done.clear()
-        return Say(f"{text}; all workers start again ({restart} of {self._limit})")
+    def _left_over(self) -> Iterator[_Rule]:
+        """Rules for the last workers: all that are left were given up, or a single worker is left.
+
+        A single one may have much to do, such as an evaluation, or may hang where no other worker waits for it.
+        """
+        left = [worker for worker in range(self.workers) if not self._all[worker].over]
+        given_up = all(self._all[worker].gave_up for worker in left)
+        if left and (self._begun or self.together) and (given_up or len(left) == 1 < self.workers):
+            yield _Rule(_LEFT_OVER, self._limit_seconds, partial(self._end_given_up if given_up else self._tell, left))
+
+    def _tell(self, left: list[int]) -> None:
+        if not self._told_of_last:
+            self._told_of_last = True
+            self._said.append(f"all others ended {self._limit_seconds:g} s ago; worker {left[0]} still runs")
+
+    def _end_given_up(self, left: list[int]) -> None:
+        then = ", and is ended" if self.kept else "; the run is ended"
+        for worker in left:
+            state = self._all[worker]
+            state.over = state.failed = state.to_end = True
+            self.lost[worker] = f"{state.gave_up} and did not come back"
+            self._say(worker, f"did not come back within {self._limit_seconds:g} s{then}")
+
+    def _absent(self) -> Iterator[_Rule]:
+        """Rules for workers that others wait for before the run begins, and for workers stopped at any time."""
+        waited_for = not self._begun and not self.stopped and any(state.came for state in self._all.values())
+        for worker, state in self._all.items():
+            if state.to_end:
+                continue
+            absent = waited_for and not state.came
+            if worker in self._halted and set(self._running) - set(self._halted):
+                limit = min(self.silent_seconds, self.timeout_seconds)
+                how = f"stood still for {limit:g} s, stopped by a signal such as SIGSTOP: find out who sent it"
+                yield _Rule(f"{worker} halted", limit, partial(self._end, worker, how))
+            elif absent and worker in self._running:
+                how = f"did not come to prepare within {self.timeout_seconds:g} s, and is ended"
+                yield _Rule(f"{worker} absent", self.timeout_seconds, partial(self._end, worker, how))
+            elif absent and state.over:
+                how = "ended with exit code 0 before it called prepare"
+                yield _Rule(f"{worker} over", _AT_ONCE, partial(self._stop, worker, how))
+
+    def _end(self, worker: int, how: str) -> None:
+        self._say(worker, how)
+        self._all[worker].to_end = True
+
+    def _stop(self, worker: int, how: str) -> None:
+        then = "the others were stopped, since all workers must call prepare"
+        self.stopped = self.stopped or f"worker {worker} {how}; {then}"
+
+    def _say(self, worker: int, text: str) -> None:
+        self._said.append(f"worker {worker} {text}")
+
+    @property
+    def _then(self) -> str:
+        return "; the others go on" if any(each.here and not each.over for each in self._all.values()) else ""

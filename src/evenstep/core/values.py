@@ -1,7 +1,7 @@
-"""The values that pass between the parts: what was observed, what is asked, what was decided.
+"""The values that pass between the parts: observations, problems and decisions.
 
 Arrays have one element per worker, by rank. Values from which several workers must decide alike are integers, so that
-no two processors round them differently.
+processors cannot round them differently.
 """
 
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from evenstep.core.shown import shown
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
 State: TypeAlias = dict[str, object]
 """A checkpoint: plain numbers, strings, lists and dicts, so that JSON can hold it."""
 
@@ -23,12 +24,12 @@ Basis: TypeAlias = Literal["speed", "start"]
 """Reason for the sizes: decided, or equal because no speeds are known yet."""
 
 UNLIMITED = 2**31 - 1
-"""The size limit of a worker whose memory is not known to limit it, in samples."""
+"""The size limit, in samples, of a worker without a known memory limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factors:
-    """The fractions of its processors and memory that a worker can have; 1 without a limit, or if unknown."""
+    """The fractions of processors and memory that are available to a worker; 1 without a limit, or if unknown."""
 
     cpu_availability: float = 1.0
     memory_availability: float = 1.0
@@ -40,7 +41,7 @@ class Factors:
 class Sample(NamedTuple):
     """One worker's measured iteration: `compute_seconds` of pure compute for `samples` training samples.
 
-    `samples` need not be whole where samples differ in cost.
+    `samples` need not be a whole number if samples differ in cost.
     """
 
     samples: float
@@ -48,10 +49,9 @@ class Sample(NamedTuple):
 
 
 class Reports(NamedTuple):
-    """The same iteration as every worker reports it: int64 arrays of shape [workers].
+    """All workers' reports about the same iteration: int64 arrays of shape [workers].
 
-    `forecast` is what a worker itself expects of its next iteration, in nanoseconds per sample; 0 where it forecasts
-    nothing.
+    `forecast` is a worker's own expectation for its next iteration, in nanoseconds per sample; 0 without a forecast.
     """
 
     samples: IntArray
@@ -61,12 +61,12 @@ class Reports(NamedTuple):
 
     @classmethod
     def columns(cls) -> int:
-        """How many integers one worker reports."""
+        """The number of integers that one worker reports."""
         return len(cls._fields)
 
     @classmethod
     def from_table(cls, table: IntArray) -> Self:
-        """From a [workers, columns] table, columns in the order of the fields."""
+        """Make from a [workers, columns] table, with columns in the order of the fields."""
         return cls._make(table.T)
 
     def row(self, worker: int) -> list[int]:
@@ -76,10 +76,10 @@ class Reports(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Problem:
-    """What sizes must satisfy: sum = `global_batch_size`, `minimum` <= size <= `maximum`, multiples of `multiple`.
+    """The conditions for sizes: sum = `global_batch_size`, `minimum` <= size <= `maximum`, multiples of `multiple`.
 
-    `minimum` and `maximum` have shape [workers], in samples, and must not be written to: what follows from a problem is
-    kept with it. `epoch` is the epoch that the sizes are for.
+    `minimum` and `maximum` have shape [workers], in samples, and must not be written to, because results are cached per
+    problem. `epoch` is the epoch that the sizes are for.
     """
 
     global_batch_size: int
@@ -90,15 +90,15 @@ class Problem:
 
     @property
     def workers(self) -> int:
-        """How many workers share the batch."""
+        """The number of workers that share the batch."""
         return len(self.minimum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """Who computes how much: `sizes` has shape [workers], in samples, and sums to the global batch exactly.
+    """The decided sizes: `sizes` has shape [workers], in samples, and sums to the global batch exactly.
 
-    `weights` are what the sizes are in proportion to, apart from limits and rounding; None if to nothing.
+    The sizes are in proportion to `weights`, apart from limits and rounding; None if to nothing.
     """
 
     sizes: IntArray
@@ -107,7 +107,7 @@ class Allocation:
 
 
 def plain(value: object) -> object:
-    """A whole number or a truth value of any kind, such as NumPy's, as Python's; other values as they are."""
+    """Convert a whole number or truth value of any kind, such as NumPy's, to Python's; keep other values."""
     try:
         return bool(value) if isinstance(value, bool | np.bool_) else index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -115,7 +115,7 @@ def plain(value: object) -> object:
 
 
 def require_whole(name: str, value: object, least: int, most: int) -> int:
-    """The argument of this name as an int.
+    """Return the argument of this name as an int.
 
     Raises:
         ConfigError: It is not a whole number in this range.

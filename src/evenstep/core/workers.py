@@ -1,8 +1,8 @@
-"""Workers in messages: which of them are in the minority, and how they are named."""
+"""Workers in messages: finds the minority, and names workers."""
 
 
 def minority(values: list[str]) -> list[int]:
-    """The ranks whose value is not the commonest one (where several are, not the lowest rank's).
+    """The ranks whose value is not the most common one; of several such values, the lowest rank's counts.
 
     >>> minority(["a", "b", "a"]), minority(["a", "b"]), minority(["a", "a"])
     ([1], [1], [])

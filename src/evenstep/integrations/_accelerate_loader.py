@@ -17,18 +17,18 @@ from evenstep.torch.data.loader import PreparedLoader
 if TYPE_CHECKING:
     from evenstep.torch.session import Session
 
-_IGNORED: Final = -100  # What cross_entropy leaves out.
+_IGNORED: Final = -100  # The label that cross_entropy ignores.
 
 
 @final
-class Epochs:
+class TrainingEpochs:
     """The training epochs of one loader, which all views of it share.
 
     Attributes:
-        session: The session of the models that were prepared with the loader, or before it.
+        session: The session of the models that were prepared with the loader or before it.
         prepared: The session's loader; None before the first training loop.
         number: The epoch of the next loop, as Accelerate counts them.
-        trains: Whether every loop is for training, whatever the mode of the models.
+        trains: Whether every loop is for training, in any mode of the models.
         sampler: The sampler that Accelerate draws from; None if there is none.
     """
 
@@ -51,17 +51,17 @@ class Epochs:
         return self.prepared
 
     def begin(self, skip: int) -> PreparedLoader:
-        """The session's loader, whose next loop is that of the present epoch without its first `skip` batches."""
+        """Return the session's loader; its next loop is the current epoch without the first `skip` batches."""
         shares, state, self._state = self.shares(), self._state, None
         if state is not None:
             shares.load_state_dict(state)
         shares.set_epoch(self.number)
         if skip or state is not None:
-            shares.start_at(skip)  # A script of Accelerate says itself where to go on.
+            shares.start_at(skip)  # A script for Accelerate itself says where to continue.
         return shares
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """The state for a checkpoint."""
         shares = self.shares().state_dict()
         over = shares["epoch"] == self.number and shares["iteration"] >= len(self.shares())
         generator = getattr(self.sampler, "generator", None)
@@ -72,14 +72,14 @@ class Epochs:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a checkpoint: with its speeds, its epoch, and the order of that epoch."""
+        """Continue from a checkpoint, with its speeds, its epoch and the order of that epoch."""
         self.number, self._state = state["epoch"], state["shares"]
         generator = getattr(self.sampler, "generator", None)
         if generator is not None and state["generator"] is not None:
             generator.set_state(state["generator"])
 
     def _even_source(self) -> DataLoader[Any]:
-        """The script's loader, with Accelerate's order of the samples and its global batches."""
+        """The script's loader with the sample order and the global batches of Accelerate."""
         source, workers = copy.copy(self._source), self.accelerator.num_processes
         sampler, size, whole = self.sampler, source.batch_size, self.accelerator.split_batches
         changed: dict[str, Any] = {}
@@ -97,7 +97,7 @@ class Epochs:
 
 @final
 class _Drawn(RandomSampler):
-    """Not RandomSampler itself, so that worker 0 draws it, from its generator, as Accelerate does.
+    """A subclass, so that evenstep lets worker 0 draw, from the sampler's generator, like Accelerate.
 
     `before_epochs`: the loader draws a number from the same generator before each epoch.
     """
@@ -114,7 +114,7 @@ class _Drawn(RandomSampler):
 
 @final
 class _Joined:
-    """Joins as many lists of a batch sampler as there are processes; plain Accelerate gives each process one."""
+    """Joins one list of a batch sampler per process into a global batch; plain Accelerate gives each process one."""
 
     def __init__(self, lists: Any, workers: int) -> None:
         self.batch_sampler, self._workers = lists, workers
@@ -132,20 +132,20 @@ class _Joined:
 
 @final
 class EvenLoader(DataLoaderShard):
-    """Accelerate's loader, which hands out evenstep's shares while a model trains.
+    """Accelerate's loader, handing out evenstep's shares while a model trains.
 
     Attributes:
-        epochs: The training epochs, which are the same in all views of the loader.
-        trains: Whether the present loop is over evenstep's shares.
+        epochs: The training epochs, shared by all views of the loader.
+        trains: Whether the current loop is over evenstep's shares.
     """
 
-    epochs: Epochs
+    epochs: TrainingEpochs
     trains: bool
     _skipped: int
 
     @classmethod
-    def of(cls, plain: DataLoaderShard, epochs: Epochs, skipped: int = 0) -> "EvenLoader":
-        """A loader of Accelerate, with these epochs in training."""
+    def of(cls, plain: DataLoaderShard, epochs: TrainingEpochs, skipped: int = 0) -> "EvenLoader":
+        """Wrap a loader of Accelerate, with these epochs in training."""
         loader = cls.__new__(cls)
         loader.__dict__.update({name: value for name, value in plain.__dict__.items() if name != "iteration"})
         loader.epochs, loader.trains, loader._skipped = epochs, False, skipped
@@ -166,7 +166,7 @@ class EvenLoader(DataLoaderShard):
             yield from self._shares() if self.trains else super().__iter__()
         finally:
             self.trains = False
-            self.end()  # Also after a break, so that no later step is taken for one of this loop.
+            self.end()  # Also after a break, so that later steps are not attributed to this loop.
 
     def _shares(self) -> Iterator[Any]:
         self.begin()
@@ -183,23 +183,23 @@ class EvenLoader(DataLoaderShard):
 
 
 def own_part(share: Share, values: Any) -> Any:
-    """Of the values of a batch, those of this worker's own samples; of a single value, none if it has no samples."""
+    """The part of values for this worker's own samples; a single value is dropped if the worker has no samples."""
     if isinstance(values, torch.Tensor) and not values.ndim:
         return values[None][: share.samples]
     return values[: share.samples] if len(values) == len(share.positions) else values
 
 
 def _ignore_copies(batch: Any, share: Share) -> None:
-    """Take the copies of samples out of a batch for a script that counts itself what its loss is divided by.
+    """Mask copies of samples in a batch, for a script that itself counts the divisor of its loss.
 
-    The rows from `share.samples` on are copies, which have no weight where evenstep weighs by samples.
+    The rows from `share.samples` on are copies; they have no weight where evenstep weighs by samples.
     """
     if share.sizes.all() and len(share.positions) == share.samples:
         return
     for name in ("labels", "shift_labels"):
         labels = batch.get(name) if isinstance(batch, MutableMapping) else None
         if isinstance(labels, torch.Tensor) and len(labels) == len(share.positions):
-            batch[name] = labels.clone()  # The collator may have given the inputs themselves.
+            batch[name] = labels.clone()  # The collator may have returned the inputs themselves as labels.
             batch[name][share.samples :] = _IGNORED
             return
     raise ConfigError(

@@ -6,16 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from evenstep.telemetry import SCHEMA, JsonlRecorder
+from evenstep.telemetry import SCHEMA, JsonlRecorder, Recorder, Silent
 from evenstep.telemetry.events import Ended, IterationDone, Joined, Left, Planned, Run, Tallied
 
 
 @dataclass(slots=True)
-class _Piece:
-    """A piece of work: its samples, when it was sent, and what is known of its reply."""
+class _Node:
+    """A node: its newest piece of work (samples, when it was sent), the known facts about the reply, pieces `done`."""
 
-    samples: int
-    at: float
+    rank: int
+    recorder: Recorder
+    here: bool = False
+    open: bool = False
+    done: int = 0
+    samples: int = 0
+    at: float = 0.0
     away: float | None = None
     compute: float = 0.0
     stale: int | None = None
@@ -24,10 +29,10 @@ class _Piece:
 
 @final
 class RunLog:
-    """Writes `worker-RANK.jsonl` for each node, by the order in which they came, and `server-0.jsonl`.
+    """Writes `worker-RANK.jsonl` for each node, with ranks in order of arrival, and `server-0.jsonl`.
 
     Args:
-        folder: The run directory.
+        folder: The run directory; None: nothing is written.
         scheme: The name of the scheme.
         samples: The mean samples of a node in a round.
         nodes: The number of nodes at the start.
@@ -37,56 +42,51 @@ class RunLog:
         ConfigError: The folder cannot be written.
     """
 
-    def __init__(self, folder: Path, scheme: str, *, samples: int, nodes: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, folder: Path | None, scheme: str, *, samples: int, nodes: int, clock: Callable[[], float]
+    ) -> None:
         self._folder, self._scheme, self._clock = folder, scheme, clock
         self._samples, self._count = samples, max(nodes, 1)
-        self._server = JsonlRecorder(folder, 0, role="server")
-        self._nodes: dict[int, JsonlRecorder] = {}
-        self._ranks: dict[int, int] = {}
-        self._here: set[int] = set()
-        self._open: dict[int, _Piece] = {}
-        self._done: dict[int, int] = {}
-        self._sizes: dict[int, int] = {}  # By rank.
+        self._server: Recorder = Silent() if folder is None else JsonlRecorder(folder, 0, role="server")
+        self._nodes: dict[int, _Node] = {}  # In the order of their ranks.
         self._version = self._committed = 0
         self._since = clock()
 
     def sent(self, samples: Mapping[int, int]) -> None:
         """Record that these nodes got work, with its samples; their earlier work ends."""
         now = self._clock()
-        for node in samples:
-            if node not in self._nodes:
-                self._begin(node)
-            self._sizes[self._ranks[node]] = samples[node]
-        for node in samples:
-            if node not in self._here:
-                self._here.add(node)
-                self._server.record(Joined(at=now, version=self._version, worker=self._ranks[node]))
+        for name in samples:
+            if name not in self._nodes:
+                self._begin(name)
+        sizes = [0] * max(self._count, len(self._nodes))
+        for name, node in self._nodes.items():
+            sizes[node.rank] = samples.get(name, node.samples)
+        for name, size in samples.items():
+            node = self._nodes[name]
+            if not node.here:
+                self._server.record(Joined(at=now, version=self._version, worker=node.rank))
             self._end(node, now)
-            self._open[node] = _Piece(samples[node], now)
-            sizes = [self._sizes.get(rank, 0) for rank in range(max(self._count, len(self._ranks)))]
-            self._nodes[node].record(
-                Planned(worker=self._ranks[node], iteration=self._done.get(node, 0), batch_sizes=sizes)
-            )
+            node.here = node.open = True
+            node.samples, node.at, node.compute = size, now, 0.0
+            node.away = node.stale = node.behind = None
+            node.recorder.record(Planned(worker=node.rank, iteration=node.done, batch_sizes=sizes))
 
-    def replied(self, node: int, away: float | None, compute: float) -> None:
-        """Record a reply: the seconds that the node was away (None: since it was sent), and those of compute."""
-        piece = self._open.get(node)
-        if piece is not None:
-            piece.away = self._clock() - piece.at if away is None else away
-            piece.compute = min(compute, piece.away)
+    def replied(self, name: int, away: float | None, compute: float) -> None:
+        """Record a reply: the seconds that the node was away (None: since it was sent), and the compute seconds."""
+        if (node := self._nodes.get(name)) is not None and node.open:
+            node.away = self._clock() - node.at if away is None else away
+            node.compute = min(compute, node.away)
 
-    def counted(self, node: int, stale: int, behind: float) -> None:
-        """Record that a reply is in the model, and the updates and rounds' worth of updates that it missed."""
-        piece = self._open.get(node)
-        if piece is not None:
-            piece.stale, piece.behind = stale, behind
+    def counted(self, name: int, stale: int, behind: float) -> None:
+        """Record that a reply is in the model, and how many updates, and rounds' worth of updates, it missed."""
+        if (node := self._nodes.get(name)) is not None:
+            node.stale, node.behind = stale, behind
 
-    def left(self, node: int, why: str) -> None:
+    def left(self, name: int, why: str) -> None:
         """Record that a node has vanished or failed."""
-        if node in self._here:
-            self._here.discard(node)
-            self._open.pop(node, None)
-            self._server.record(Left(at=self._clock(), version=self._version, worker=self._ranks[node], why=why))
+        if (node := self._nodes.get(name)) is not None and node.here:
+            node.here = node.open = False
+            self._server.record(Left(at=self._clock(), version=self._version, worker=node.rank, why=why))
 
     def updated(self, samples: int) -> None:
         """Record an update of the model, with the samples of its replies."""
@@ -108,16 +108,17 @@ class RunLog:
     def close(self) -> None:
         """Record the end of the run."""
         now = self._clock()
-        for node, recorder in self._nodes.items():
+        for node in self._nodes.values():
             self._end(node, now)
-            recorder.record(Ended(worker=self._ranks[node], at=now))
-            recorder.close()
+            node.recorder.record(Ended(worker=node.rank, at=now))
+            node.recorder.close()
         self._server.close()
 
-    def _begin(self, node: int) -> None:
-        rank = self._ranks[node] = len(self._ranks)
-        self._nodes[node] = JsonlRecorder(self._folder, rank)
-        self._nodes[node].record(
+    def _begin(self, name: int) -> None:
+        rank = len(self._nodes)
+        recorder: Recorder = Silent() if self._folder is None else JsonlRecorder(self._folder, rank)
+        self._nodes[name] = _Node(rank, recorder)
+        recorder.record(
             Run(
                 worker=rank,
                 at=self._clock(),
@@ -128,28 +129,26 @@ class RunLog:
                 engine="server",
                 global_batch_size=self._samples * self._count,
                 iterations_per_epoch=1,
-                host=f"node {node}",
+                host=f"node {name}",
             )
         )
 
-    def _end(self, node: int, now: float) -> None:
-        piece = self._open.pop(node, None)
-        if piece is None or piece.away is None:
+    def _end(self, node: _Node, now: float) -> None:
+        if not node.open or node.away is None:
             return
-        number = self._done.get(node, 0)
-        self._done[node] = number + 1
-        self._nodes[node].record(
+        node.recorder.record(
             IterationDone(
-                worker=self._ranks[node],
-                iteration=number,
-                at=piece.at,
-                samples=piece.samples,
-                iteration_seconds=now - piece.at,
+                worker=node.rank,
+                iteration=node.done,
+                at=node.at,
+                samples=node.samples,
+                iteration_seconds=now - node.at,
                 input_seconds=0.0,
-                compute_seconds=piece.compute,
-                wait_seconds=max(now - piece.at - piece.away, 0.0),
-                comm_seconds=max(piece.away - piece.compute, 0.0),
-                staleness=piece.stale,
-                behind=piece.behind,
+                compute_seconds=node.compute,
+                wait_seconds=max(now - node.at - node.away, 0.0),
+                comm_seconds=max(node.away - node.compute, 0.0),
+                staleness=node.stale,
+                behind=node.behind,
             )
         )
+        node.done += 1

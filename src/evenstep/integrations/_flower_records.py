@@ -26,13 +26,13 @@ RATE: Final = "lr"
 """The key of a client's learning rate in the ConfigRecord."""
 
 SECONDS: Final = "evenstep-seconds"
-"""The key of the seconds of compute in the MetricRecord, which `measured` sets."""
+"""The key of the compute seconds in the MetricRecord, which `measured` sets."""
 
 STATISTICS: Final = ("running_mean", "running_var", "moving_mean", "moving_variance", "batch_stats")
-"""Parts of the names of arrays that are statistics of the data: of PyTorch, Keras and Flax."""
+"""Parts of the names of arrays that are statistics of the data, in PyTorch, Keras and Flax."""
 
 _MOST_EXAMPLES: Final = 2**53
-"""Above this, weights are not exact, and their sum may be infinite."""
+"""Above this limit, weights are not exact, and their sum may be infinite."""
 _HEADERS: Final = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 _log = logging.getLogger("flwr")
@@ -70,7 +70,7 @@ def _whole(config: ConfigRecord, name: str) -> int | None:
 
 
 def with_work(content: RecordDict, work: Work, mode: Mode) -> RecordDict:
-    """A copy of the records with this work in the config; the strategy gives one object to all nodes."""
+    """Copy the records and set this work in the config; the strategy gives one object to all nodes."""
     records = dict(content.items())
     for name, config in content.config_records.items():
         if BATCH_SIZE not in config:
@@ -85,7 +85,7 @@ def with_work(content: RecordDict, work: Work, mode: Mode) -> RecordDict:
 
 
 def taken_seconds(content: RecordDict) -> object:
-    """Remove the seconds from the metrics of a reply and return them; not all nodes may send them."""
+    """Remove the seconds from a reply's metrics and return them, because not all nodes may send them."""
     taken: object = None
     for metrics in content.metric_records.values():
         found = metrics.pop(SECONDS, None)
@@ -94,7 +94,7 @@ def taken_seconds(content: RecordDict) -> object:
 
 
 def said_seconds(reply: Message) -> float:
-    """The seconds of compute in a reply, which stay in it; 0 if they are not a finite positive number."""
+    """The compute seconds in a reply, which stay in it; 0 if they are not a finite positive number."""
     records = reply.content.metric_records.values() if reply.has_content() else ()
     said = next((metrics[SECONDS] for metrics in records if SECONDS in metrics), 0.0)
     return float(said) if isinstance(said, int | float) and 0.0 < said < math.inf else 0.0
@@ -107,10 +107,10 @@ def examples_of(content: RecordDict, key: str) -> float:
 
 
 def wrong_with(reply: Message, key: str, model: ArrayRecord | None) -> str | None:
-    """Why a reply cannot be part of a mean, in one clause; without a model, it has metrics alone."""
+    """The reason why a reply cannot be part of a mean, as a clause; without a model, the reply has only metrics."""
     try:
         return (model and _wrong_arrays(reply.content, model)) or _wrong_examples(reply.content, key)
-    except Exception as error:  # All of it is the node's words, and no node may end the training of the others.
+    except Exception as error:  # The node wrote all of it, and must not be able to end the training of the others.
         return f"cannot be read: {type(error).__name__}: {error}"
 
 
@@ -136,7 +136,7 @@ def _wrong_arrays(content: RecordDict, model: ArrayRecord) -> str | None:
 
 
 def _read(array: Array) -> tuple[tuple[int, ...], np.dtype, memoryview]:
-    """Shape, type and bytes by the header; the shape and the type that the record states may be others.
+    """Shape, type and bytes according to the header; the record may state another shape and type.
 
     Raises:
         KeyError, TypeError, ValueError: These are not the bytes of an array.
@@ -156,7 +156,7 @@ def _wrong_examples(content: RecordDict, key: str) -> str | None:
 
 
 def of_one_form(replies: list[Message]) -> list[Message]:
-    """The replies with the records and metrics that most of them have; no mean can be taken with the others."""
+    """The replies with the most common set of records and metrics; others cannot be part of the same mean."""
     forms = [_form(reply.content) for reply in replies]
     usual = Counter(forms).most_common(1)[0][0] if forms else None
     usable = []
@@ -180,7 +180,7 @@ def _form(content: RecordDict) -> frozenset[tuple[str, str, int | None]]:
 
 
 def with_types(arrays: ArrayRecord, model: ArrayRecord) -> ArrayRecord:
-    """These arrays with the model's types: a strategy's mean of whole numbers has fractions."""
+    """Convert these arrays to the model's types: a strategy's mean of integers has fractions."""
     return ArrayRecord({name: _as(array, model.get(name, array)) for name, array in arrays.items()})
 
 
@@ -201,10 +201,10 @@ def set_examples(content: RecordDict, key: str, examples: int) -> None:
 def rebased(
     content: RecordDict, old: ArrayRecord, new: ArrayRecord, factor: float, statistics: Collection[str]
 ) -> RecordDict:
-    """The reply of a node that trained from `old`, as `new` plus `factor` times its change of `old`.
+    """Return the reply of a node that trained from `old`, as `new` plus `factor` times its change of `old`.
 
-    Statistics, such as those of BatchNorm, are moved to the node's by `factor` in place of that: a variance plus a
-    change of another one may be negative. Arrays of whole numbers, such as counters, are unchanged.
+    Statistics, such as those of BatchNorm, instead move towards the node's by `factor`, because a variance plus a
+    change of another one may be negative. Integer arrays, such as counters, are unchanged.
     """
     records = dict(content.items())
     for name, record in content.array_records.items():
@@ -218,7 +218,7 @@ def rebased(
 
 
 def _is_statistic(name: str, statistics: Collection[str]) -> bool:
-    """Whether a part of the name of an array is in this list."""
+    """True if the array's name contains one of `statistics`."""
     return not set(re.split(r"[./:]", name)).isdisjoint(statistics)
 
 
@@ -231,9 +231,9 @@ def _moved(array: Array, old: Array, new: Array, factor: float) -> Array:
 
 
 def measured(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
-    """A mod of a ClientApp that adds the seconds of training to the metrics of its reply.
+    """A mod of a ClientApp that adds the training seconds to the metrics of its reply.
 
-    It measures the mods after it and the app, but not the transfer of messages: put it last in `mods`.
+    It measures the app and the mods after it, but not the transfer of messages: put it last in `mods`.
     """
     if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
         return call_next(message, context)

@@ -10,17 +10,16 @@ from flwr.serverapp.strategy import FedXgbBagging, FedXgbCyclic, Strategy
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
 from evenstep.integrations._flower_records import of_one_form, wrong_with
-from evenstep.schemes import Scheme, parse_scheme
 
 _log = logging.getLogger("flwr")
 
 
 class Wrapper(Strategy):
-    """Does as the wrapped strategy; a base for wrappers that change a part of it.
+    """Forwards to the wrapped strategy; a base for wrappers that change a part of it.
 
     Attributes:
-        strategy: The wrapped one.
-        statistics: Parts of the names of arrays that are statistics, and not parameters.
+        strategy: The wrapped strategy.
+        statistics: Parts of the names of arrays that are statistics instead of parameters.
 
     Raises:
         ConfigError: It is not a strategy, or it is one of these wrappers.
@@ -50,7 +49,7 @@ class Wrapper(Strategy):
 
     @property
     def _innermost(self) -> object:
-        """The strategy that aggregates, also where another one wraps it for privacy."""
+        """The strategy that aggregates, even inside a wrapper for privacy."""
         inner: object = self.strategy
         while not hasattr(inner, "weighted_by_key") and hasattr(inner, "strategy"):
             inner = inner.strategy
@@ -61,49 +60,36 @@ class Wrapper(Strategy):
         """The metric that is a reply's weight."""
         return str(getattr(self._innermost, "weighted_by_key", "num-examples"))
 
-    @staticmethod
-    def scheme(given: Scheme | str) -> Scheme:
-        """The scheme itself, or the one with this name.
-
-        Raises:
-            ConfigError: There is none.
-        """
-        if isinstance(given, Scheme):
-            return given
-        if not isinstance(given, str):
-            raise ConfigError(f"a scheme cannot be {shown(given)}: give its name, such as lb-bsp")
-        return parse_scheme(given)
-
     def summary(self) -> None:
-        """As the wrapped strategy."""
+        """Like the wrapped strategy."""
         self.strategy.summary()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the wrapped strategy."""
+        """Like the wrapped strategy."""
         return self.strategy.configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """As the wrapped strategy."""
+        """Like the wrapped strategy."""
         return self.strategy.aggregate_train(server_round, replies)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the wrapped strategy."""
+        """Like the wrapped strategy."""
         return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As the wrapped strategy, without the replies that it could not use."""
+        """Like the wrapped strategy, without unusable replies."""
         replies = list(replies)
         usable = of_one_form([each for each in replies if not each.has_error() and self.usable(each, None)])
         return self.strategy.aggregate_evaluate(server_round, [each for each in replies if each.has_error()] + usable)
 
     def usable(self, reply: Message, model: ArrayRecord | None) -> bool:
-        """Whether a reply can be part of a mean; if not, the log names its node."""
+        """True if a reply can be part of a mean; otherwise the log names its node."""
         wrong = wrong_with(reply, self.weight_key, model)
         if wrong is not None:
             _log.warning("the reply of node %d %s, and is left out", reply.metadata.src_node_id, wrong)

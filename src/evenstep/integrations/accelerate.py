@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
 from evenstep.core.errors import ConfigError
-from evenstep.integrations._accelerate_loader import Epochs, EvenLoader, own_part
+from evenstep.integrations._accelerate_loader import EvenLoader, TrainingEpochs, own_part
 from evenstep.torch.session import Session
 
 _PAGE: Final = "see docs/integrations/accelerate.md"
@@ -29,18 +29,18 @@ _PLUGINS: Final = {"deepspeed": "DeepSpeed", "fsdp": "FSDP", "megatron_lm": "Meg
 
 
 class Accelerator(accelerate.Accelerator):
-    """Accelerate's `Accelerator` for workers of unlike speeds.
+    """Accelerate's `Accelerator` for workers of different speeds.
 
-    What `prepare` returns is of Accelerate's own classes. A loop over a prepared loader while a prepared model is in
-    training mode gives this worker its share of each global batch, as the scheme decides; the global batch is that of
-    plain Accelerate, and each sample counts once. A loop while all models are in evaluation mode is plain Accelerate's.
-    With one process everything is plain Accelerate's.
+    `prepare` returns objects of Accelerate's own classes. While a prepared model is in training mode, a loop over a
+    prepared loader gives this worker its share of each global batch, as the scheme decides; the global batch is the
+    same as in plain Accelerate, and each sample counts once. While all models are in evaluation mode, and with one
+    process, everything works as in plain Accelerate.
 
-    The arguments are Accelerate's and, by keyword, these of `evenstep.Session`, for which the environment is asked
-    where they are left out: `scheme`, `batch_sizes`, `seed`, `timeout`, `run_dir`, `emulate`, `weights`.
+    The arguments are Accelerate's and, by keyword, these of `evenstep.Session`, which default to the environment:
+    `scheme`, `batch_sizes`, `seed`, `timeout`, `run_dir`, `emulate`, `weights`.
 
     Attributes:
-        session: The `evenstep.Session` of the objects prepared last, for `session.mean(value, count)`.
+        session: The `evenstep.Session` of the objects prepared last, for `session.mean_over_workers(value, count)`.
 
     Raises:
         ConfigError: Accelerate is configured in a way that cannot work.
@@ -82,14 +82,14 @@ class Accelerator(accelerate.Accelerator):
             )
 
     def _begin(self) -> None:
-        """What is prepared from now on is another run."""
+        """Begin a new run, for objects that are prepared from now on."""
         self.session = Session(**self._options)
         self._sessions.append(self.session)
 
     # Preparing.
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
-        """As in Accelerate. After the first batch, another model or optimizer begins a separate run."""
+        """Like Accelerate's. After the first batch, another model or optimizer begins a separate run."""
         new = [each for each in args if not getattr(each, "_is_accelerate_prepared", False)]
         if self.session.started and any(isinstance(each, torch.nn.Module | torch.optim.Optimizer) for each in new):
             self._begin()
@@ -98,7 +98,7 @@ class Accelerator(accelerate.Accelerator):
     def prepare_model(
         self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> torch.nn.Module:
-        """As in Accelerate; gradients are weighed by the samples of each worker."""
+        """Like Accelerate's; gradients are weighed by the samples of each worker."""
         handler, hook = self.ddp_handler, None
         if handler is not None and handler.comm_hook != DDPCommunicationHookType.NO:
             hooks: list[Any] = []
@@ -111,7 +111,7 @@ class Accelerator(accelerate.Accelerator):
             prepared = super().prepare_model(model, device_placement, evaluation_mode)
         finally:
             self.ddp_handler = handler
-        replica = getattr(prepared, "_orig_mod", prepared)  # Of torch.compile.
+        replica = getattr(prepared, "_orig_mod", prepared)  # Under torch.compile's wrapper.
         if not evaluation_mode and isinstance(replica, DistributedDataParallel) and replica not in self.session:
             self.session.require_summing("Accelerate", _PAGE)
             self.session.model(replica, comm_hook=hook)
@@ -119,7 +119,7 @@ class Accelerator(accelerate.Accelerator):
         return prepared
 
     def _require_mean(self, _model: torch.nn.Module, _args: Any, kwargs: dict[str, Any]) -> None:
-        """Called before forward passes: refuse a loss that the script divides itself, where evenstep weighs it."""
+        """Called before forward passes: refuse a loss that the script itself divides if evenstep weighs it."""
         if kwargs.get("num_items_in_batch") is not None and self.weighs_by_samples and torch.is_grad_enabled():
             raise ConfigError(
                 "the model is given num_items_in_batch, by which it divides its loss, and evenstep would weigh it once"
@@ -128,11 +128,11 @@ class Accelerator(accelerate.Accelerator):
 
     @property
     def weighs_by_samples(self) -> bool:
-        """Whether evenstep divides losses, and not the script."""
+        """True if evenstep, and not the script, divides losses."""
         return bool(self._options.get("weights", "samples") == "samples")
 
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None) -> Any:
-        """As in Accelerate; a step is checked before a weight changes."""
+        """Like Accelerate's; a step is checked before any weight changes."""
         prepared = super().prepare_optimizer(optimizer, device_placement)
         own = prepared.optimizer
         if self.num_processes > 1 and own not in self.session:
@@ -143,21 +143,21 @@ class Accelerator(accelerate.Accelerator):
     def prepare_data_loader(
         self, data_loader: DataLoader[Any], device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
     ) -> Any:
-        """As in Accelerate, with this worker's share of each global batch while a model trains."""
+        """Like Accelerate's, with this worker's share of each global batch while a model trains."""
         source = copy.copy(data_loader)
         plain = super().prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
         if self.num_processes == 1 or isinstance(plain, EvenLoader | DataLoaderDispatcher):
             return plain
-        self._dataloaders[-1] = EvenLoader.of(plain, Epochs(self, source, plain))
+        self._dataloaders[-1] = EvenLoader.of(plain, TrainingEpochs(self, source, plain))
         return self._dataloaders[-1]
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
-        """As in Accelerate. The batches that are skipped in training are those of all workers."""
+        """Like Accelerate's. In training it skips global batches."""
         plain = super().skip_first_batches(dataloader, num_batches)
         return EvenLoader.of(plain, dataloader.epochs, num_batches) if isinstance(dataloader, EvenLoader) else plain
 
     def free_memory(self, *objects: Any) -> Any:
-        """As in Accelerate, for another training."""
+        """Like Accelerate's; ends the runs, so that another training can begin."""
         for session in self._sessions:
             session.close()
         for guard in self._guards:
@@ -170,18 +170,18 @@ class Accelerator(accelerate.Accelerator):
 
     @property
     def in_training(self) -> bool:
-        """Whether a prepared model is in training mode."""
+        """True if a prepared model is in training mode."""
         return any(self.unwrap_model(model, keep_torch_compile=False).training for model in self._models)
 
     def _require_share(self, *_: Any) -> None:
-        """Called before a step: refuse one on batches that Accelerate has divided equally."""
+        """Called before a step: refuse a step on batches that Accelerate has divided equally."""
         loader = self.gradient_state.active_dataloader
         if loader is None or (isinstance(loader, EvenLoader) and loader.trains):
             return
         if isinstance(loader.dataset, IterableDataset) or not isinstance(loader, EvenLoader):
             raise ConfigError(
                 "the optimizer was stepped in a loop over an IterableDataset, or over a loader that the Accelerator has"
-                " not prepared, whose samples cannot be shared out unevenly: prepare a DataLoader of a map-style"
+                " not prepared, whose samples cannot be divided unevenly: prepare a DataLoader of a map-style"
                 f" dataset or of an evenstep.ShardedDataset, and use accelerator.skip_first_batches ({_PAGE})"
             )
         raise ConfigError(
@@ -191,18 +191,18 @@ class Accelerator(accelerate.Accelerator):
 
     @property
     def _trained(self) -> EvenLoader | None:
-        """The loader that the script trains on at this moment."""
+        """The loader that the script currently trains on."""
         loader = self.gradient_state.active_dataloader
         return loader if isinstance(loader, EvenLoader) and loader.trains else None
 
     def gather(self, tensor: Any) -> Any:
-        """As in Accelerate. While training, workers may have different numbers of rows."""
+        """Like Accelerate's. While training, workers may have different numbers of rows."""
         if self._trained is None:
             return super().gather(tensor)
         return recursively_apply(self._trained.epochs.session.gather, tensor, error_on_other_type=True)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """As in Accelerate. While training, the rows of each worker's own samples, in the order of the workers."""
+        """Like Accelerate's. While training, the rows of each worker's own samples, in the order of the workers."""
         if (loader := self._trained) is None:
             return super().gather_for_metrics(input_data, use_gather_object)
         share = loader.epochs.shares().current
@@ -220,14 +220,14 @@ class Accelerator(accelerate.Accelerator):
     # Checkpoints.
 
     def save_shares(self, folder: Any) -> None:
-        """Write what `load_shares` reads into a checkpoint; called by `save_state`."""
+        """Write the state for `load_shares` into a checkpoint; called by `save_state`."""
         loaders = [(n, each) for n, each in enumerate(self._dataloaders) if isinstance(each, EvenLoader)]
         states = {n: each.epochs.state() for n, each in loaders if each.epochs.prepared is not None}
         if states:
             save(states, Path(folder) / _STATE, save_on_each_node=self.project_configuration.save_on_each_node)
 
     def load_shares(self, folder: Any) -> None:
-        """Continue with the speeds, the epochs and their order from a checkpoint; called by `load_state`."""
+        """Continue with the speeds, the epochs and their order in a checkpoint; called by `load_state`."""
         path = Path(folder) / _STATE
         states = torch.load(path, weights_only=True) if path.exists() else {}
         for number, each in enumerate(self._dataloaders):
@@ -236,7 +236,7 @@ class Accelerator(accelerate.Accelerator):
 
 
 def _require_no_plugin(given: dict[str, Any]) -> None:
-    """Check that nothing but DistributedDataParallel sums gradients; `given`: arguments of the Accelerator."""
+    """Check that only DistributedDataParallel sums gradients; `given`: arguments of the Accelerator."""
     for name, shown in _PLUGINS.items():
         launched = os.environ.get(f"ACCELERATE_USE_{name.upper()}", "").lower() == "true"
         if launched or given.get(f"{name}_plugin") is not None or given.get(f"{name}_plugins") is not None:

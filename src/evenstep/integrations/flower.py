@@ -6,10 +6,11 @@
     strategy = Asynchronous(FedAvg(), "dssp:lower=3,upper=15")
     app = ClientApp(mods=[measured])                       # in the ClientApp
 
-Both wrap a strategy, as Flower's own wrappers for differential privacy do. Nothing here imports PyTorch.
+Both wrap a strategy, like Flower's own wrappers for differential privacy. Nothing here imports PyTorch.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -20,10 +21,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.rounds import Mode, Work, staleness_factor
+from evenstep.core.rounds import Mode, RoundTimes, RoundWork, Work, staleness_factor
 from evenstep.core.rounds.times import required_patience
+from evenstep.core.shown import shown
 from evenstep.integrations._flower_asynchronous import Asynchronous
-from evenstep.integrations._flower_grid import Reply, Rounds
+from evenstep.integrations._flower_grid import Exchange, Reply, Rounds
 from evenstep.integrations._flower_log import RunLog
 from evenstep.integrations._flower_records import (
     BATCH_SIZE,
@@ -41,9 +43,8 @@ from evenstep.integrations._flower_records import (
     with_types,
     with_work,
 )
-from evenstep.integrations._flower_speeds import Speeds
 from evenstep.integrations._flower_wrapper import Wrapper
-from evenstep.schemes import Scheme
+from evenstep.schemes import Scheme, parse_scheme
 from evenstep.schemes.scheme import one_of
 
 __all__ = ["BATCH_SIZE", "RATE", "SECONDS", "STATISTICS", "STEPS", "Asynchronous", "LoadBalanced", "measured"]
@@ -55,25 +56,25 @@ _log = logging.getLogger("flwr")
 class LoadBalanced(Wrapper):
     """Wraps a strategy so that each node trains with its own batch size: slow nodes with smaller ones (LB-BSP).
 
-    The number of local steps and the learning rate stay the strategy's, equal for all nodes (TCC'21's federated
-    algorithm). The mean of the batch sizes of a round is the `batch-size` of the training config. A client must take a
-    fixed number of steps: in a loop over its whole dataset, a smaller batch means more steps. A node whose time does
-    not follow its size gets at least the mean, and the log says so.
+    The number of local steps and the learning rate remain the strategy's, equal for all nodes (TCC'21's federated
+    algorithm). The mean batch size of a round is the `batch-size` of the training config. A client must take a fixed
+    number of steps: in a loop over its whole dataset, a smaller batch would mean more steps. A node whose time does not
+    follow its size gets at least the mean, and the log says so.
 
     Args:
-        strategy: The strategy, which decides everything but the work of a node.
+        strategy: Decides everything except the nodes' work.
         load: The scheme that sets the sizes: `lb-bsp` with its parameters, `bsp` for equal sizes, or a `Scheme`.
-        mode: `batch`; or what the paper compares with: `steps`, where each node's `steps` follow its speed instead
+        mode: `batch`; or the paper's alternatives: `steps`, where each node's `steps` follow its speed instead
             (adaptive tau), and `batch-and-lr`, where its `lr` follows its batch size.
         patience: A round waits at most this many times the predicted seconds of its slowest node. None: it waits for
             all replies, up to the timeout.
         late: A reply that comes after its round counts in the `next` one by its staleness, or is dropped (`drop`).
             Until the reply comes, its node gets no other work.
-        weights: `examples`: replies count by `num-examples`, the sizes of the datasets. `samples`: by the samples that
-            they processed, which changes the objective unless all batches are equal.
-        statistics: Parts of the names of arrays that a late reply moves the model's to, as they are statistics of data.
+        weights: `examples`: replies count by `num-examples`, the sizes of the datasets. `samples`: by the samples
+            that they processed, which changes the objective unless all batches are equal.
+        statistics: Parts of the names of arrays that are statistics of the data, which late replies shift to theirs.
         run_dir: The folder for the events that `evenstep report` reads.
-        clock: In seconds, such as `time.monotonic`.
+        clock: Returns seconds, such as `time.monotonic`.
         sleep: Waits for this many seconds.
 
     Raises:
@@ -98,7 +99,7 @@ class LoadBalanced(Wrapper):
         one_of("late", late, ("next", "drop"))
         one_of("weights", weights, ("examples", "samples"))
         super().__init__(strategy, statistics)
-        scheme = self.scheme(load)
+        scheme = parse_scheme(load)
         if scheme.served is not None or scheme.period is not None:
             raise ConfigError(
                 f"LoadBalanced has rounds and takes only the sizes from {scheme.name}: use lb-bsp or bsp, or"
@@ -106,7 +107,8 @@ class LoadBalanced(Wrapper):
             )
         self._name = scheme.name
         self._mode: Mode = mode
-        self._speeds = Speeds(scheme.load, mode)
+        self._work, self._times = RoundWork(scheme.load, mode), RoundTimes()
+        self._named: set[int | str] = set()  # Nodes without seconds, and "flat", of which the log has told.
         self._patience = required_patience(patience)
         self._clock, self._sleep = clock, sleep
         self._late, self._by_samples = late, weights == "samples"
@@ -117,7 +119,7 @@ class LoadBalanced(Wrapper):
         self._arrays = ArrayRecord()
         self._rounds: Rounds | None = None
         self._run_dir = None if run_dir is None else Path(run_dir)
-        self._events: RunLog | None = None
+        self._events = RunLog(None, self._name, samples=1, nodes=1, clock=clock)
 
     def summary(self) -> None:
         """Log the configuration of the wrapped strategy and of this wrapper."""
@@ -125,22 +127,19 @@ class LoadBalanced(Wrapper):
         _log.info("\t└──> evenstep: %s of %s", "steps" if self._mode == "steps" else "batch sizes", self._name)
 
     def start(self, grid: Grid, *args: object, **options: object) -> Result:
-        """As `Strategy.start`; a round ends with its last reply or after `patience`."""
-        self._rounds = Rounds(
-            grid, limit=self._limit, arrived=self._arrived, ended=self._ended, clock=self._clock, sleep=self._sleep
-        )
+        """Like `Strategy.start`; a round ends with its last reply or after `patience`."""
+        exchange = Exchange(grid, self._clock, self._sleep)
+        self._rounds = Rounds(exchange, limit=self._limit, arrived=self._arrived, ended=self._ended)
         try:
             return super().start(self._rounds, *args, **options)
         finally:
             self._rounds = None
-            if self._events is not None:
-                self._events.close()
-                self._events = None
+            self._events.close()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The wrapped strategy's messages, each with the work of its node; none for nodes that still train.
+        """The wrapped strategy's messages, each with the work of its node; nodes that still train get none.
 
         Raises:
             ConfigError: The config lacks a number that the mode needs.
@@ -160,10 +159,11 @@ class LoadBalanced(Wrapper):
             if message.metadata.dst_node_id not in away
         ]
         self._round = server_round
-        # The models of replies that have come are not kept.
+        # Models of replies that have arrived are not kept.
         self._begun = {node: begun for node, begun in self._begun.items() if node in away}
         self._away.clear()
-        self._plan = self._speeds.plan([each.metadata.dst_node_id for each in messages], mean)
+        self._plan = self._work.plan([each.metadata.dst_node_id for each in messages], mean.batch_size, mean.steps)
+        self._name_flat()
         for message in messages:
             node = message.metadata.dst_node_id
             message.content = with_work(message.content, self._plan[node], self._mode)
@@ -171,8 +171,11 @@ class LoadBalanced(Wrapper):
         self._arrays = arrays
         if self._rounds is not None:
             self._rounds.training = True
-            if self._run_dir is not None:
-                self._note_sent(mean)
+            if server_round == 1:
+                self._events = RunLog(
+                    self._run_dir, self._name, samples=mean.samples, nodes=len(self._plan), clock=self._clock
+                )
+            self._events.sent({node: work.samples for node, work in self._plan.items()})
         if self._plan:
             given = {
                 node: work.steps if self._mode == "steps" else work.batch_size for node, work in self._plan.items()
@@ -185,48 +188,65 @@ class LoadBalanced(Wrapper):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Learn the nodes' speeds; the wrapped strategy aggregates the usable replies, without the seconds."""
+        """Learn the nodes' speeds, and let the wrapped strategy aggregate the usable replies without the seconds."""
         replies = list(replies)
         usable = [reply for reply in replies if not reply.has_error() and self.usable(reply, self._arrays)]
         usable = of_one_form(usable)
         self._learn(usable)
         for reply in usable:
             self._count(reply)
-        if self._events is not None:
-            nodes = [reply.metadata.src_node_id for reply in usable]
-            self._events.updated(sum(self._begun[node][2].samples for node in nodes if node in self._begun))
+        nodes = [reply.metadata.src_node_id for reply in usable]
+        self._events.updated(sum(self._begun[node][2].samples for node in nodes if node in self._begun))
         failed = [reply for reply in replies if reply.has_error()]
         arrays, metrics = self.strategy.aggregate_train(server_round, failed + usable)
         return None if arrays is None else with_types(arrays, self._arrays), metrics
 
-    def _learn(self, replies: list[Message]) -> None:
-        """Learn the speeds of the nodes, and take their seconds out of these usable replies."""
-        away = [self._away.pop(reply.metadata.reply_to_message_id, None) for reply in replies]
-        for reply, seconds in zip(replies, away, strict=True):  # All observations come before the first `believe`.
-            self._speeds.observe(reply.metadata.src_node_id, said_seconds(reply), seconds)
-        for reply, seconds in zip(replies, away, strict=True):
-            node, said = reply.metadata.src_node_id, taken_seconds(reply.content)
-            if node in self._begun:  # A node without a message from here has no known work.
-                self._speeds.learn(node, self._begun[node][2], said, seconds)
+    def _name_flat(self) -> None:
+        """Log once if some nodes' times do not follow their work."""
+        if not self._work.flat or "flat" in self._named:
+            return
+        self._named.add("flat")
+        _log.warning(
+            "the time of %s does not follow the %s, so such nodes get at least the mean: a client must take `steps`"
+            " steps of `batch-size` samples, and not go through all of its data",
+            ", ".join(f"node {node}" for node in sorted(self._work.flat)),
+            "steps" if self._mode == "steps" else "batch size",
+        )
 
-    def _note_sent(self, mean: Work) -> None:
-        """Record the nodes of this round; at the first call, the start of the run."""
-        if self._events is None and self._run_dir is not None:
-            self._events = RunLog(
-                self._run_dir, self._name, samples=mean.samples, nodes=len(self._plan), clock=self._clock
-            )
-        if self._events is not None:
-            self._events.sent({node: work.samples for node, work in self._plan.items()})
+    def _learn(self, replies: list[Message]) -> None:
+        """Learn the nodes' speeds, and remove the seconds from these usable replies."""
+        away = [self._away.pop(reply.metadata.reply_to_message_id, None) for reply in replies]
+        for reply, seconds in zip(replies, away, strict=True):  # All, since what is believed depends on their median.
+            if seconds is not None and seconds > 0.0 and (said := said_seconds(reply)) > 0.0:
+                self._times.observe(reply.metadata.src_node_id, said, seconds)
+        for reply, seconds in zip(replies, away, strict=True):
+            node, taken = reply.metadata.src_node_id, taken_seconds(reply.content)
+            if node in self._begun:  # Without a message from here, a node's work is not known.
+                self._learn_from(node, self._begun[node][2], taken, seconds)
+
+    def _learn_from(self, node: int, work: Work, seconds: object, away: float | None) -> None:
+        """Learn from the seconds that a node reports for its work."""
+        if seconds is None:
+            if node not in self._named:
+                self._named.add(node)
+                _log.warning("node %d sends no %s: give its ClientApp mods=[measured]", node, SECONDS)
+        elif not isinstance(seconds, int | float) or not 0.0 < seconds < math.inf:
+            _log.warning("node %d says that it has trained for %s seconds, which is left out", node, shown(seconds))
+        else:
+            believed = self._times.believe(node, float(seconds), away)
+            if believed.reason is not None:
+                counted = believed.seconds
+                _log.warning("node %d says %.3g s, which count as %.3g: %s", node, seconds, counted, believed.reason)
+            self._work.observe(node, work, believed.seconds)
 
     def _count(self, reply: Message) -> None:
-        """Give a usable reply its weight and, if it is late, its change of the present model."""
+        """Give a usable reply its weight and, if it is late, rebase it on the current model."""
         node = reply.metadata.src_node_id
         if node not in self._begun:
             return
         number, old, work = self._begun[node]
         late = self._round - number
-        if self._events is not None:
-            self._events.counted(node, late, float(late))
+        self._events.counted(node, late, float(late))
         if self._by_samples:
             set_examples(reply.content, self.weight_key, work.samples)
         if late:
@@ -237,18 +257,17 @@ class LoadBalanced(Wrapper):
     # Callbacks of `Rounds`.
 
     def _limit(self) -> float | None:
-        return self._speeds.times.deadline(self._speeds.work.seconds(self._plan), self._patience)
+        return self._times.deadline(self._work.seconds(self._plan), self._patience)
 
     def _arrived(self, reply: Reply) -> bool:
-        """Record how long the node was away; whether its reply counts."""
+        """Record how long the node was away; returns whether its reply counts."""
         number = self._begun[reply.node][0]
         said = said_seconds(reply.message)
         away = reply.away_if(said)
-        if self._events is not None:
-            if reply.message.has_error():
-                self._events.left(reply.node, reply.message.error.reason)
-            else:
-                self._events.replied(reply.node, away, said)
+        if reply.message.has_error():
+            self._events.left(reply.node, reply.message.error.reason)
+        else:
+            self._events.replied(reply.node, away, said)
         self._away[reply.asked] = away
         if self._late == "next" or number == self._round or reply.message.has_error():
             return True
@@ -266,7 +285,7 @@ class LoadBalanced(Wrapper):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the wrapped strategy; no message for nodes that still train."""
+        """Like the wrapped strategy; nodes that still train get no message."""
         away = self._rounds.exchange.away if self._rounds else set()
         messages = self.strategy.configure_evaluate(server_round, arrays, config, grid)
         return [message for message in messages if message.metadata.dst_node_id not in away]

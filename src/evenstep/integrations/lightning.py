@@ -4,7 +4,7 @@
 
     trainer = Trainer(strategy="evenstep", devices=4)
 
-docs/integrations/lightning.md lists what happens to the habits of Lightning scripts.
+docs/integrations/lightning.md describes the effect on common parts of Lightning scripts.
 """
 
 import inspect
@@ -24,21 +24,21 @@ from evenstep.schemes import Scheme
 from evenstep.torch.data.loader import PreparedLoader
 from evenstep.torch.model import is_sharded
 from evenstep.torch.refusals import require_loader
+from evenstep.torch.request import SessionOptions
 from evenstep.torch.session import Session
 from evenstep.worker.loader_state import read_state
 
 _PAGE: Final = "(docs/integrations/lightning.md)"
-_KEY: Final = "evenstep"  # Of the loader's state in Lightning's checkpoints.
-_OF_SESSION: Final = frozenset(inspect.signature(Session).parameters) - {"scheme"}
+_KEY: Final = "evenstep"  # The loader's state in Lightning's checkpoints.
 
 
 class EvenstepStrategy(DDPStrategy):
-    """Lightning's DDP strategy, with batches as large as each worker is fast.
+    """Lightning's DDP strategy, with batch sizes that follow each worker's speed.
 
     Args:
         scheme: As in `evenstep.Session`.
-        options: Those of `evenstep.Session`, with its defaults except `seed`, which is that of Lightning's
-            `seed_everything`, and `empty`, which is "shrink"; and those of Lightning's DDPStrategy.
+        options: Options of `evenstep.Session`, with the same defaults except `seed`, from Lightning's
+            `seed_everything`, and `empty`, which is "shrink"; and options of Lightning's DDPStrategy.
 
     Raises:
         ConfigError: From `Trainer.fit`: the scheme, the loader or the model cannot be trained on in Lightning.
@@ -60,7 +60,7 @@ class EvenstepStrategy(DDPStrategy):
             _keep_training_samplers(trainer)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """As Lightning's; the global batch size of a fit that goes on is known from here on."""
+        """Like Lightning's; a continued fit knows its global batch size from here on."""
         checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
         self._saved = checkpoint.get(_KEY)
         if self._saved is not None and self._session is not None and self._prepared is None:
@@ -68,7 +68,7 @@ class EvenstepStrategy(DDPStrategy):
         return checkpoint
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """As Lightning's. The loader's state has its own place, so that other strategies can load the rest."""
+        """Like Lightning's. The loader's state has a separate key, so that other strategies can load the rest."""
         loop = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
         if self._prepared is not None and (states := loop.pop("combined_loader", None)):
             checkpoint[_KEY] = states[0]
@@ -92,7 +92,7 @@ class EvenstepStrategy(DDPStrategy):
             self._session.optimizer(optimizer)
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """A loader for training hands out this worker's batches; others stay as they are."""
+        """Make a training loader hand out this worker's batches; other loaders stay as they are."""
         if self._session is None or not self.lightning_module.trainer.training:
             return dataloader
         self._prepared = _loader(self._session, dataloader)
@@ -124,30 +124,19 @@ class EvenstepStrategy(DDPStrategy):
         if self._session is not None and not self.lightning_module.automatic_optimization:
             self._session.backward_begins(self.model)  # training_step may be inside no_sync since its forward pass.
 
-    def post_backward(self, closure_loss: torch.Tensor) -> None:
-        super().post_backward(closure_loss)
-        if self._session is not None:
-            self._session.waits()  # Before each batch Lightning tells all workers whether worker 0 got a SIGTERM.
-
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """As Lightning's; the mean of what workers log of a training batch is weighted by their samples."""
-        if self._prepared is None or self._weight_of_batch() is None:
-            return self._reduced(tensor, group, reduce_op)
-        with self._prepared.engine.balancer.interrupted():
-            return self._reduced(tensor, group, reduce_op)
-
-    def _reduced(self, tensor: Any, group: Any, reduce_op: Any) -> Any:
+        """Like Lightning's; means of values logged for a training batch are weighted by the workers' samples."""
         if not isinstance(tensor, torch.Tensor) or str(reduce_op).lower() not in ("mean", "avg"):
             return super().reduce(tensor, group, reduce_op)
         if not tensor.is_floating_point():
-            tensor = tensor.double()  # Lightning would cut off the mean of the numbers of samples, which are not equal.
+            tensor = tensor.double()  # Lightning would truncate the mean of the workers' numbers of samples.
         weight = self._weight_of_batch() if group is None else None
         if weight is None:
             return super().reduce(tensor, group, reduce_op)
         return super().reduce(tensor * weight if weight else torch.zeros_like(tensor), group, "sum")
 
     def _weight_of_batch(self) -> float | None:
-        """This worker's part of the samples of the training batch in hand; None outside of batches."""
+        """This worker's part of the samples in the current training batch; None outside of batches."""
         if self._prepared is None or not self.lightning_module.trainer.training:
             return None
         progress = self.lightning_module.trainer.fit_loop.epoch_loop.batch_progress.current
@@ -163,7 +152,7 @@ class EvenstepStrategy(DDPStrategy):
 
 
 class EvenstepFabricStrategy(FabricDDPStrategy):
-    """Fabric's DDP strategy, with batches as large as each worker is fast; the arguments are `EvenstepStrategy`'s."""
+    """Fabric's DDP strategy, with batch sizes that follow each worker's speed; arguments as for `EvenstepStrategy`."""
 
     def __init__(self, scheme: Scheme | str | None = None, **options: Any) -> None:
         self._asked, others = _options(scheme, options)
@@ -172,7 +161,7 @@ class EvenstepFabricStrategy(FabricDDPStrategy):
 
     @property
     def session(self) -> Session:
-        """The session of what was set up, for `session.mean` and `session.close`; a new one after that."""
+        """The session of the objects set up, for `mean_over_workers` and `close`; once closed, a new one."""
         if self._session is None or self._session.closed:
             self._session = _session(self._asked)
         return self._session
@@ -189,13 +178,13 @@ class EvenstepFabricStrategy(FabricDDPStrategy):
         return self.session.optimizer(optimizer)
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """Every loader that is set up hands out this worker's batches."""
+        """Make every loader that is set up hand out this worker's batches."""
         return _loader(self.session, dataloader)
 
 
 @final
 class _TrainLoader:
-    """The prepared loader as Lightning's Trainer sees it: the epoch is set on what it finds as the sampler."""
+    """The prepared loader as Lightning's Trainer sees it. The Trainer sets the epoch on its `sampler`."""
 
     def __init__(self, prepared: PreparedLoader) -> None:
         self._prepared = prepared
@@ -217,12 +206,13 @@ class _TrainLoader:
         return self._prepared.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The strategy does this, since Lightning leaves it out in some cases."""
+        """Do nothing: the strategy does this, because Lightning skips it in some cases."""
 
 
 def _options(scheme: Scheme | str | None, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of the session and those of Lightning's strategy."""
-    asked = {"scheme": scheme, "empty": "shrink", **{name: options.pop(name) for name in _OF_SESSION & options.keys()}}
+    """Split the options into those of the session and those of Lightning's strategy."""
+    given = {name: options.pop(name) for name in SessionOptions.__annotations__.keys() & options.keys()}
+    asked = {"scheme": scheme, "empty": "shrink", **given}
     if asked.get("timeout") is not None:
         options["timeout"] = timedelta(seconds=asked["timeout"])
     return asked, options
@@ -250,7 +240,7 @@ def _loader(session: Session, loader: Any) -> PreparedLoader:
 
 
 def _keep_training_samplers(trainer: Any) -> None:
-    """Keep Lightning from putting a DistributedSampler into training loaders: evenstep shares out the user's own."""
+    """Keep Lightning from adding a DistributedSampler to training loaders: evenstep divides the user's own sampler."""
     connector = trainer._data_connector
     requires = type(connector)._requires_distributed_sampler
     connector._requires_distributed_sampler = lambda loader: not trainer.training and requires(connector, loader)

@@ -4,7 +4,7 @@
 
     TorchTrainer(train_loop_per_worker, torch_config=EvenstepConfig(scheme="ssp:bound=3"), ...).fit()
 
-Schemes without servers need no config: Ray Train has started the workers and their process group before `prepare`.
+Schemes without servers need no config: Ray Train starts the workers and their process group before `prepare`.
 """
 
 import os
@@ -31,13 +31,13 @@ _START_SECONDS = 180.0
 class EvenstepConfig(TorchConfig):
     """Ray Train's `TorchConfig` with evenstep's settings, as `torch_config` of a `TorchTrainer`.
 
-    The settings reach `evenstep.prepare` and `evenstep.Session` through the environment of the workers, where their
-    own arguments win. For a scheme on parameter servers, an actor beside the first worker runs the servers. It ends
-    with the run. When Ray restarts the workers after a failure, new servers continue from the last snapshot in
-    `run_dir`; without `run_dir` the run begins again.
+    The settings reach `evenstep.prepare` and `evenstep.Session` through the workers' environment, over which their own
+    arguments win. For a scheme on parameter servers, an actor on the first worker's node runs the servers and ends with
+    the run. When Ray restarts the workers after a failure, new servers continue from the last snapshot in `run_dir`;
+    without `run_dir` the run starts over.
 
     Attributes:
-        scheme: Such as `ssp:bound=3`; None for what the script says, else the default.
+        scheme: Such as `ssp:bound=3`; None for the script's own, else the default.
         run_dir: The run directory, on a file system that all nodes share.
         wait_seconds: How long a worker waits for another; None for the default.
     """
@@ -56,13 +56,13 @@ class EvenstepConfig(TorchConfig):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The settings as variables."""
+        """The settings as environment variables."""
         given = {"scheme": self.scheme, "run_dir": self.run_dir, "timeout": self.wait_seconds}
         return {VARIABLES[name]: str(value) for name, value in given.items() if value is not None}
 
 
 class _EvenstepBackend(_TorchBackend):
-    """Starts the servers of a group of workers, and tells the workers where they are."""
+    """Starts the servers of a group of workers, and tells the workers how to reach them."""
 
     _servers: Any = None
     _starts = 0
@@ -76,14 +76,14 @@ class _EvenstepBackend(_TorchBackend):
         worker_group.execute(_set, environment)
 
     def on_shutdown(self, worker_group: Any, backend_config: EvenstepConfig) -> None:
-        # First, since workers that failed make Ray's own part fail, too. Servers end with the actor that runs them.
+        # First, because failed workers make Ray's own part fail, too. Servers end with the actor that runs them.
         if self._servers is not None:
             ray.kill(self._servers)
             self._servers = None
         super().on_shutdown(worker_group, backend_config)
 
     def _start(self, worker_group: Any, config: EvenstepConfig) -> Mapping[str, str]:
-        """What workers must know of the servers, which run on the first worker's node."""
+        """Start the servers on the first worker's node; returns the variables that workers need to find them."""
         nodes = worker_group.execute(_node)
         first, address = nodes[0]
         beside = NodeAffinitySchedulingStrategy(first, soft=False)
@@ -103,13 +103,13 @@ class _Servers:
 
     def __init__(self, scheme: str, *, resume: bool, **settings: Any) -> None:
         served = parse_scheme(scheme).served
-        if resume and served is not None:  # The run may have failed before the first snapshot.
+        if resume and served is not None:  # The run may have failed before its first snapshot.
             resume = Snapshots(Path(settings["run_dir"], "snapshots"), served.servers).newest >= 0
         self._servers = start_servers(scheme, resume=resume, **settings)
         self._resume = resume
 
     def environment(self) -> dict[str, str]:
-        """What the workers must know, as variables."""
+        """The environment variables for the workers."""
         launched = LaunchSettings(servers=self._servers.addresses, resume=self._resume)
         return {**launched.to_environment(), SECRET_VARIABLE: self._servers.secret}
 

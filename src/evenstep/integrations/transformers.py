@@ -1,4 +1,4 @@
-"""Hugging Face Transformers: a `Trainer` whose workers share each global batch as their speeds are.
+"""Hugging Face Transformers: a `Trainer` whose workers share each global batch according to their speeds.
 
 from evenstep.integrations.transformers import EvenstepTrainer, attach
 """
@@ -18,16 +18,16 @@ _PAGE: Final = "see docs/integrations/transformers.md"
 
 
 class EvenstepTrainer(transformers.Trainer):
-    """The `Trainer` of Transformers for workers of unlike speeds.
+    """The `Trainer` of Transformers for workers of different speeds.
 
-    The weights are those of one process with the same global batch. The arguments are those of `Trainer`, and:
+    It trains to the same weights as one process with the same global batch. The arguments are those of `Trainer`, and:
 
     Args:
-        evenstep: Settings as keyword arguments of `evenstep.Session`: `scheme`, `batch_sizes`, `seed`, `timeout`,
-            `run_dir`, `emulate`. The environment is asked for what is left out.
+        evenstep: Settings, like keyword arguments of `evenstep.Session`: `scheme`, `batch_sizes`, `seed`, `timeout`,
+            `run_dir`, `emulate`. Omitted ones come from the environment.
 
     Raises:
-        ConfigError: The trainer is configured in a way that cannot work; on every worker, before a weight changes.
+        ConfigError: The trainer is configured in a way that cannot work; on every worker, before any weight changes.
     """
 
     accelerator: Any
@@ -41,38 +41,38 @@ class EvenstepTrainer(transformers.Trainer):
         super().__init__(*args, **kwargs)
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As in `Trainer`, with evenstep's Accelerator."""
+        """Like `Trainer`'s, with evenstep's Accelerator."""
         super().create_accelerator_and_postprocess()
         self.adopt_accelerator()
 
     def adopt_accelerator(self) -> None:
-        """Make the trainer's Accelerator evenstep's; for evenstep's own use."""
+        """Turn the trainer's Accelerator into evenstep's; for evenstep's own use."""
         self.accelerator = _Accelerator.of(self.accelerator, self, self._evenstep)
-        # What each worker alone divides by depends on its part of the batch.
+        # A divisor that each worker computes alone would depend on its part of the batch.
         self._averages, self.args.average_tokens_across_devices = self.args.average_tokens_across_devices, True
 
-    # What a loss is divided by.
+    # The divisor of a loss.
 
     @property
     def divides_by_all(self) -> bool:
-        """Whether losses are divided by the tokens of all workers, and not by what is in a worker's batch."""
+        """True if losses are divided by the tokens of all workers instead of those in a worker's batch."""
         if self.loss_is_scaled_for_ga is not None:
             return bool(self.loss_is_scaled_for_ga)
         return bool(self.model_accepts_loss_kwargs or self.compute_loss_func is not None)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
-        """As in `Trainer`."""
+        """Like `Trainer`'s."""
         found = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._scaled = False
         return found
 
     def get_tp_size(self) -> int:
-        """As in `Trainer`, whose `compute_loss` calls it where it divides by the tokens of all workers."""
+        """Like `Trainer`'s; `compute_loss` calls this where it divides by the tokens of all workers."""
         self._scaled = True
         return int(super().get_tp_size())
 
     def require_known_scale(self) -> None:
-        """Called before each backward: refuse a loss if what it is divided by cannot be known."""
+        """Called before each backward: refuse a loss whose divisor cannot be known."""
         scaled, self._scaled = self._scaled, False
         own = bool(self.loss_is_scaled_for_ga) and self._averages
         if scaled if not self.divides_by_all else not (scaled or own):
@@ -88,14 +88,14 @@ class EvenstepTrainer(transformers.Trainer):
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
         model, loader = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-        if not self.accelerator._models:  # It is wrapped already, in a second training.
+        if not self.accelerator._models:  # In a second training it is already wrapped.
             self.accelerator.prepare_model(model)
         return model, loader
 
     def _run_epoch(self, model: Any, epoch: int, train_dataloader: Any, **kwargs: Any) -> None:
         if isinstance(train_dataloader, EvenLoader):
             self._require_single(train_dataloader.epochs.sampler)
-            train_dataloader.epochs.trains = True  # The first batches are fetched before model.train().
+            train_dataloader.epochs.trains = True  # The first batches are fetched before model.train() is called.
             self._trained = train_dataloader
         skip, trainers.skip_first_batches = trainers.skip_first_batches, self.accelerator.skip_first_batches
         try:
@@ -104,7 +104,7 @@ class EvenstepTrainer(transformers.Trainer):
             trainers.skip_first_batches = skip
 
     def _require_single(self, sampler: Any) -> None:
-        """Check that samples need not stay with others on a worker."""
+        """Check that no samples need to stay together on a worker."""
         if type(sampler).__name__ == "RepeatSampler" and self.accelerator.num_processes > 1:
             raise ConfigError(
                 f"{type(self).__name__} compares several completions of a prompt, at places that it expects in equal"
@@ -112,7 +112,7 @@ class EvenstepTrainer(transformers.Trainer):
             )
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """As in `Trainer`; beside the loss, with the sizes of the batches and the part of time spent in waiting."""
+        """Like `Trainer`'s; next to the loss, it logs batch sizes and the part of the time spent waiting."""
         if "loss" in logs and self._trained is not None:
             shares = self._trained.epochs.shares()
             logs["evenstep/smallest_batch"] = min(shares.batch_sizes)
@@ -133,17 +133,17 @@ class EvenstepTrainer(transformers.Trainer):
 
 
 def attach(trainer: Any, **options: Any) -> Any:
-    """Make a trainer that exists, such as one of TRL's, train as an `EvenstepTrainer`; call it before `train`.
+    """Make an existing trainer, such as one of TRL's, train like an `EvenstepTrainer`; call it before `train`.
 
     Args:
         trainer: A `transformers.Trainer`, of any subclass.
-        options: Settings, as of `EvenstepTrainer`.
+        options: Settings, as for `EvenstepTrainer`.
 
     Returns:
         The same trainer.
 
     Raises:
-        ConfigError: It is no trainer, or was attached already.
+        ConfigError: It is not a trainer, or was attached already.
     """
     kind = type(trainer)
     if not isinstance(trainer, transformers.Trainer) or isinstance(trainer, EvenstepTrainer):
@@ -161,21 +161,21 @@ class _Accelerator(Accelerator):
 
     @classmethod
     def of(cls, accelerator: Any, trainer: EvenstepTrainer, options: dict[str, Any]) -> Self:
-        """The trainer's Accelerator itself, which it has bound in other places."""
+        """Convert the trainer's Accelerator in place, because the trainer refers to it in other places."""
         accelerator.__class__, accelerator._trainer = cls, trainer
         accelerator._open(options)
         return accelerator
 
     def free_memory(self, *objects: Any) -> Any:
-        """As in Accelerate. A trainer calls it before each training."""
+        """Like Accelerate's. A trainer calls it before each training."""
         self._options = {**self._options, "weights": "script" if self._trainer.divides_by_all else "samples"}
         return super().free_memory(*objects)
 
     def _require_mean(self, *_: Any) -> None:
-        """The trainer itself checks each loss."""
+        """Do nothing: the trainer itself checks each loss."""
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """As in Accelerate."""
+        """Like Accelerate's."""
         if self.num_processes > 1:
             self._trainer.require_known_scale()
         super().backward(loss, **kwargs)

@@ -1,4 +1,4 @@
-"""JAX: data parallelism over processes, with uneven shares. It needs `jax`, which importing this package imports."""
+"""JAX: data parallelism over processes, with uneven shares. Importing this package imports `jax`."""
 
 from evenstep.jax.session import Session
 

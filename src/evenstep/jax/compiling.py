@@ -1,4 +1,4 @@
-"""The time in which JAX compiles."""
+"""The time that JAX spends compiling."""
 
 import time
 from typing import Final, final
@@ -18,14 +18,14 @@ class Compiling:
 
     @property
     def seconds(self) -> float:
-        """So far."""
+        """The seconds so far."""
         return sum(end - start for start, end in self._spans)
 
     def ended(self, event: str, duration: float, **_: object) -> None:
-        """JAX reports an event that took `duration` seconds and has just ended."""
+        """Take an event from JAX, which took `duration` seconds and has just ended."""
         if event.startswith(_PREFIX):
             end = time.perf_counter()
             start = end - duration
-            while self._spans and self._spans[-1][0] >= start:  # The outer of two ends last.
+            while self._spans and self._spans[-1][0] >= start:  # Of nested events, the outer one ends last.
                 self._spans.pop()
             self._spans.append((start, end))

@@ -1,29 +1,30 @@
-"""The processes of `jax.distributed`: what they exchange, and which of them is gone when an exchange fails."""
+"""The processes of `jax.distributed`: their exchanges, and the missing process when an exchange fails."""
 
 import atexit
 import os
+import zlib
+from collections.abc import Callable
 from threading import Thread
 from typing import Any, Final, TypeVar, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import distributed  # The coordinator's address has no public name.
+from jax._src import distributed  # There is no public way to the coordinator's address.
 from jax._src.api import clean_up
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from evenstep.core.errors import ConfigError
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.launch.marks import leave_mark
-from evenstep.worker.api.gather import Gather
 from evenstep.worker.api.row_exchange import RowExchange
 
 Tree = TypeVar("Tree")
 
 _MAX_JOINED: Final = 2**18
-"""Elements of the largest array that is joined with others for an exchange."""
+"""The most elements of an array that is joined with others for an exchange."""
 _LEAVE_SECONDS: Final = 3.0
-"""How long to wait for the other workers at the exit if one of them is lost."""
+"""The time to wait for the other workers at exit if one of them is lost."""
 _AXIS: Final = "workers"
 _APART, _ALIKE = PartitionSpec(_AXIS), PartitionSpec()
 
@@ -35,7 +36,7 @@ class Processes:
     Only the first device of each process takes part in an exchange.
     """
 
-    def __init__(self, timeout: float | None = None) -> None:
+    def __init__(self) -> None:
         leave_mark(LaunchSettings.from_environment(os.environ), distributed.global_state.process_id)
         self.rank, self.count = jax.process_index(), jax.process_count()
         first = {each.process_index: each for each in reversed(jax.devices())}
@@ -44,27 +45,24 @@ class Processes:
         self._apart = NamedSharding(mesh, _APART)
         self._summed = jax.jit(jax.shard_map(_weighted, mesh=mesh, in_specs=_APART, out_specs=_ALIKE))
         self._layouts: dict[Any, list[str]] = {}
-        atexit.register(self._leave)  # Called after what the rows register.
-        self._rows: RowExchange | None = None  # Which needs `mean` to begin.
-        self._rows = RowExchange(
+        atexit.register(self._leave)  # Runs after the exit functions that the rows register.
+        self._rows: RowExchange | None = None  # Its start needs `mean`.
+        self.rows = self._rows = RowExchange(
             rank=self.rank,
             workers=self.count,
             host=_host_of_first(),
             framework="JAX",
             add_up=lambda vector: self.mean(vector, 1.0),
         )
-        self._rows.limit(timeout)
-        self.all_gather = self._rows.all_gather
-        self.gather = Gather(self.all_gather, rank=self.rank, workers=self.count)
 
     def mean(self, tree: Tree, weight: float) -> Tree:
-        """The arrays of all workers, times the `weight` of each worker, added up; the arrays stay where they were.
+        """The sum of all workers' arrays, each times its worker's `weight`; the arrays stay on their devices.
 
-        They are multiplied and added up as float32, or in their own precision if that is higher.
+        They are multiplied and summed in float32, or in their own precision if that is higher.
 
         Raises:
-            ConfigError: An array is not of floating-point numbers.
-            DisagreementError: The workers have other arrays.
+            ConfigError: An array does not hold floating-point numbers.
+            DisagreementError: The workers have different arrays.
             WorkerLostError: A worker is gone.
         """
         leaves, form = jax.tree.flatten(tree)
@@ -78,14 +76,14 @@ class Processes:
             return tree
         if self._rows is not None:
             key = form, tuple((np.shape(each), jnp.result_type(each)) for each in leaves)
-            layout = self._layouts.get(key) or self._layouts.setdefault(key, _layout(tree))
-            self.gather.require_same(layout)
-        if weight == 0:  # A copy of another worker's sample: 0 times NaN would be NaN.
+            layout = self._layouts.get(key) or self._layouts.setdefault(key, layout_of(tree))
+            self._rows.gather.require_same(layout)
+        if weight == 0:  # For a copy of another worker's sample: 0 times NaN would be NaN.
             leaves = [jnp.zeros_like(each) for each in leaves]
         try:
             together = self._summed([self._stacked(each) for each in leaves], self._stacked(np.asarray(weight)))
             sums = jax.block_until_ready([each.addressable_data(0) for each in together])
-        except (ValueError, RuntimeError):  # jaxlib raises the errors of Gloo as either.
+        except (ValueError, RuntimeError):  # jaxlib raises Gloo's errors as either type.
             if self._rows is not None:
                 self._rows.failed()
             raise
@@ -96,7 +94,7 @@ class Processes:
         return jax.tree.unflatten(form, back)
 
     def _leave(self) -> None:
-        """At the exit JAX would wait for a lost worker, which may be dead, until its coordinator aborts this one."""
+        """If a worker is lost, wait briefly: at exit JAX would wait until its coordinator aborts this process."""
         if self._rows is not None and self._rows.lost:
             leaving = Thread(target=clean_up, daemon=True)
             leaving.start()
@@ -109,17 +107,23 @@ class Processes:
         return jax.make_array_from_single_device_arrays((self.count, *row.shape[1:]), self._apart, [row])
 
 
-def _layout(tree: Any) -> list[str]:
-    """What the leaves of a tree are: their places in it, dtypes and shapes."""
+def layout_of(tree: Any, content: Callable[[Any], str] = lambda leaf: "") -> list[str]:
+    """A description of a tree's leaves: their paths, dtypes and shapes, and `content` of each."""
     return [
-        f"an array {jax.tree_util.keystr(path)}: {jnp.result_type(each)} {list(np.shape(each))}"
+        f"an array {jax.tree_util.keystr(path)}: {jnp.result_type(each)} {list(np.shape(each))}{content(each)}"
         for path, each in jax.tree_util.tree_leaves_with_path(tree)
     ]
 
 
+def checksum_of(leaf: Any) -> str:
+    """The checksum of an array's values, for `layout_of`."""
+    values = jax.random.key_data(leaf) if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key) else leaf
+    return f" with the checksum {zlib.crc32(np.ascontiguousarray(values).tobytes()):08x}"
+
+
 def _weighted(leaves: list[Any], weight: Any) -> list[Any]:
     """The weighted sum over the mesh of each array; every array has a first axis of 1 here."""
-    # Each exchange costs milliseconds, so the small arrays of a precision are joined.
+    # Each exchange costs milliseconds, so small arrays of the same precision are joined.
     joined: dict[Any, list[int]] = {}
     for number, each in enumerate(leaves):
         wide = jnp.promote_types(each.dtype, jnp.float32)
@@ -134,6 +138,6 @@ def _weighted(leaves: list[Any], weight: Any) -> list[Any]:
 
 
 def _host_of_first() -> str:
-    """The address of process 0, which coordinates the others."""
+    """The address of process 0, the coordinator."""
     address: str = distributed.global_state.coordinator_address or ""
     return address.rpartition(":")[0].strip("[]")

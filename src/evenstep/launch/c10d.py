@@ -1,7 +1,8 @@
 """Names of torch.distributed that type checkers do not see, or that it has renamed; and its errors."""
 
 import re
-from typing import Any, Final, cast
+from collections.abc import Sequence
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -19,37 +20,39 @@ _PLACE: Final = re.compile(r"^\[[^]]*\.cc:\d+\] ")
 """The source location with which Gloo's errors begin."""
 
 
-# On hosts these two are called in every iteration, and straight, without a dozen calls of Python in between.
+# On hosts these two are called in every iteration, so they skip a dozen Python calls of torch.distributed.
 
 
 def start_sum(tensor: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
-    """As `all_reduce`, asynchronous, of a tensor on the host."""
+    """Like an asynchronous `all_reduce` of a tensor on the host."""
     return group.allreduce([torch.view_as_real(tensor) if tensor.is_complex() else tensor])
 
 
-def start_exchange(received: torch.Tensor, sent: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
-    """As `all_to_all_single`, asynchronous, of tensors on the host."""
-    return cast("dist.Work", _ALL_TO_ALL(group, received, sent, [], []))
+def start_exchange(
+    received: torch.Tensor, sent: torch.Tensor, group: dist.ProcessGroup, splits: Sequence[int] = ()
+) -> dist.Work:
+    """Like an asynchronous `all_to_all_single` of tensors on the host; `splits` are sent and received, if not equal."""
+    return _ALL_TO_ALL(group, received, sent, [*splits], [*splits])  # type: ignore[no-any-return]
 
 
 def completed(value: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    """A future that has this value already."""
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    """Return a future that has this value already."""
+    future: Any = torch._C.Future([])  # The base of `torch.futures.Future`, as C++ makes them.
     future.set_result(value)
-    return future
+    return future  # type: ignore[no-any-return]
 
 
 def of_communication(error: Exception) -> bool:
-    """Whether the communication library raised this error."""
+    """True if the communication library raised this error."""
     return isinstance(error, dist.DistError) or _PLACE.match(str(error)) is not None
 
 
 def of_data_worker(error: BaseException) -> bool:
-    """Whether PyTorch raised it since a data worker has died; it does so wherever the main thread is at that moment."""
+    """True if PyTorch raised it because a data worker has died, which it does wherever the main thread is then."""
     return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid")
 
 
 def reason(error: Exception) -> str:
-    """The first sentence of an error of the communication library, without its source location."""
+    """Return the first sentence of an error of the communication library, without its source location."""
     line = str(error).strip().split("\n")[0]
     return _PLACE.sub("", line).partition(". ")[0].rstrip(".")

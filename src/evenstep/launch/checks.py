@@ -21,9 +21,10 @@ from evenstep.launch.launch_settings import LaunchSettings, read_cluster, read_t
 from evenstep.schemes import parse_scheme, placed
 from evenstep.telemetry import read_events
 from evenstep.telemetry.events import RanOutOfMemory
+from evenstep.telemetry.recorder import writing_to
 
 MAX_WORKERS = 1024
-"""Of one host; each is a process."""
+"""The most workers of one host; each is a process."""
 
 
 def require_script(arguments: argparse.Namespace) -> None:
@@ -43,7 +44,7 @@ def require_script(arguments: argparse.Namespace) -> None:
 
 
 def require_numbers(nodes: str, workers: str) -> None:
-    """Refuse numbers of nodes and workers that cannot be meant."""
+    """Refuse impossible numbers of nodes and workers."""
     if re.fullmatch(r"[0-9]{1,5}(:[0-9]{1,5})?", nodes) is None:
         raise ConfigError(f"--nnodes must be a number or MINIMUM:MAXIMUM, of at most 99999 nodes, not {shown(nodes)}")
     try:
@@ -104,7 +105,7 @@ def _require_cluster(path: Path, workers: int | None) -> None:
 
 
 def _require_snapshots(settings: LaunchSettings, *, shared: bool) -> None:
-    """What --resume needs; over several nodes the snapshots may be on another node, whose servers then check."""
+    """Check what --resume needs. With several nodes the snapshots may be on another node, whose servers then check."""
     if settings.scheme is None:
         raise ConfigError("--resume needs --scheme with the scheme of the run, such as --scheme ssp:bound=3")
     if parse_scheme(settings.scheme).served is None:
@@ -117,18 +118,11 @@ def _require_snapshots(settings: LaunchSettings, *, shared: bool) -> None:
         raise ConfigError(f"there is no snapshot of a run in {run_dir}: give the --run-dir of the run to be continued")
 
 
-def _holds_snapshots(run_dir: Path) -> bool:
-    return any((run_dir / "snapshots").glob("*"))
-
-
 def _require_run_dir(run_dir: Path, *, shared: bool) -> None:
     """Make the directory; if several nodes share it, it may hold what the workers of another node just wrote."""
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+    with writing_to(run_dir):
         tempfile.TemporaryFile(dir=run_dir).close()
-    except OSError as error:
-        raise ConfigError(f"the run directory {run_dir} cannot be written ({error.strerror}): give another") from error
-    if not shared and _holds_snapshots(run_dir):
+    if not shared and any((run_dir / "snapshots").glob("*")):
         raise ConfigError(
             f"the run directory {run_dir} holds the snapshots of a run already: continue that with --resume {run_dir},"
             " give another or empty it"

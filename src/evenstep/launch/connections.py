@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def connections(port: int | None = None) -> dict[int, int]:
-    """The inodes and descriptors of all connections, or those to this port."""
+    """Return the inodes and descriptors of all connections, or of those to this port."""
     found = dict[int, int]()
     with suppress(OSError):
         for each in Path("/proc/self/fd").iterdir():
@@ -28,7 +28,7 @@ def cut(inodes: Collection[int]) -> None:
 
 @contextmanager
 def _socket(number: int) -> Iterator[socket.socket]:
-    """The socket of a descriptor, which stays open; OSError if it is none."""
+    """Yield the socket of a descriptor, which stays open; OSError if it is not a socket's."""
     sock = socket.socket(fileno=number)
     try:
         yield sock

@@ -1,22 +1,21 @@
-"""What workers of other frameworks than PyTorch must find in their environment, to meet on one host."""
+"""The environment in which workers of frameworks other than PyTorch meet on one host."""
 
 import os
 import signal
 import socket
-import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from evenstep.core.errors import ConfigError
-from evenstep.launch.supervisor import TASKS_VARIABLE, signal_when_parent_dies
+from evenstep.launch.supervisor import TASKS_VARIABLE, Supervisor, signal_when_parent_dies
 
 _HOST: Final = "127.0.0.1"
 
 
 @contextmanager
-def meeting(framework: str, workers: int | None, python: str) -> Iterator[Mapping[str, str]]:
-    """The variables with which the workers meet, as long as this is open.
+def meeting(framework: str, workers: int | None, python: str, restarts: int) -> Iterator[Mapping[str, str]]:
+    """Yield the variables with which the workers meet, as long as the context is open.
 
     * `tensorflow`: the addresses from which each worker's keeper makes its `TF_CONFIG`;
     * `jax`: the address of the coordinator, on loopback, which `jax.distributed.initialize` reads;
@@ -24,19 +23,25 @@ def meeting(framework: str, workers: int | None, python: str) -> Iterator[Mappin
 
     Args:
         framework: `tensorflow`, `jax` or `mxnet`.
-        workers: How many; None if other hosts start workers too.
+        workers: The number of workers; None if other hosts start workers too.
         python: The interpreter of the workers.
+        restarts: How often all workers may be started again.
 
     Raises:
-        ConfigError: There are several hosts.
+        ConfigError: There are several hosts, or workers of MXNet are to be started again.
     """
     if workers is None:
         raise ConfigError(
             f"--framework {framework} lets workers of one host meet: on several hosts leave it out, and set what"
             f" {framework} itself reads"
         )
+    if framework == "mxnet" and restarts:
+        raise ConfigError(
+            "--max-restarts cannot work with MXNet, whose scheduler lets no worker join in the place of another: leave"
+            " it out, and start the run again from a checkpoint"
+        )
     with ExitStack() as stack:
-        # The sockets hold the ports until the end, so that no other process gets one; gRPC listens beside them.
+        # The sockets hold the ports until the end, so that no other process gets one; gRPC shares them.
         ports = [_held_port(stack, shared=framework != "mxnet") for _ in range(workers)]
         address = f"{_HOST}:{ports[0]}"
         if framework == "tensorflow":
@@ -63,7 +68,7 @@ def meeting(framework: str, workers: int | None, python: str) -> Iterator[Mappin
 
 
 def _held_port(stack: ExitStack, *, shared: bool) -> int:
-    """A free port, which stays taken if others may listen beside; ZeroMQ may not."""
+    """Return a free port. It stays taken if others can share it, which ZeroMQ cannot."""
     held = stack.enter_context(socket.socket())
     if shared:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -76,15 +81,13 @@ def _held_port(stack: ExitStack, *, shared: bool) -> int:
 
 @contextmanager
 def _running(python: str, variables: Mapping[str, str]) -> Iterator[None]:
-    """A scheduler or server of MXNet's kvstore, which it becomes by importing mxnet."""
-    process = subprocess.Popen(
+    """Run a scheduler or server of MXNet's kvstore, which a process becomes by importing mxnet."""
+    process = Supervisor.start(
         [python, "-c", "import mxnet"],
         env={**os.environ, **variables},
-        process_group=0,
         preexec_fn=lambda: signal_when_parent_dies(signal.SIGKILL),
     )
     try:
         yield
     finally:
         process.kill()
-        process.wait()

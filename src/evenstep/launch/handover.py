@@ -17,12 +17,12 @@ import msgspec
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
 
-_MAX_BYTES: Final = 1 << 16
+_MAX_BYTES: Final = 1 << 16  # Several times the addresses of 128 servers.
 _PRIVATE: Final = stat.S_IRUSR | stat.S_IWUSR
 
 
 class Handover(msgspec.Struct, frozen=True, kw_only=True):
-    """What another worker needs to reach the servers.
+    """The data with which another worker reaches the servers.
 
     `secret` is in hexadecimal, and empty if every worker was given it. `run` identifies this run.
     """
@@ -32,7 +32,7 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
     run: str
 
     def write(self, folder: Path) -> Path:
-        """Write it into a new file in this folder, which only this user can open; returns the file's path."""
+        """Write it into a new file in this folder, which only this user can open; return the file's path."""
         path = folder / "servers"
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _PRIVATE)
@@ -45,7 +45,7 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, path: str, run: str) -> Self:
-        """What the first worker of this run wrote; `path` comes from the store, which any process may have written to.
+        """Read the file of the first worker of this run; `path` comes from the store, which any process may write to.
 
         ConfigError if another user may have written the file, or it belongs to another run.
         """
@@ -60,7 +60,7 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def private_folder() -> "tempfile.TemporaryDirectory[str]":
-    """A new folder for the files of one run, which only this user can open."""
+    """Make a folder for the files of one run, which only this user can open."""
     try:
         return tempfile.TemporaryDirectory(prefix="evenstep-")
     except OSError as error:
@@ -68,7 +68,7 @@ def private_folder() -> "tempfile.TemporaryDirectory[str]":
 
 
 def run_of(environment: Mapping[str, str]) -> str:
-    """What distinguishes the run of this process from others on its host: where its workers meet, and which start."""
+    """Return what distinguishes this process's run from others on its host: where its workers meet, and which start."""
     names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     return " ".join(environment.get(name, "") for name in names)
 

@@ -26,20 +26,22 @@ from typing import Self, final
 import psutil
 from msgspec import structs
 from torch.distributed import DistError
+from torch.distributed.elastic.events.handlers import get_logging_handler
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.run import config_from_args
 
-from evenstep.core.absence import Absence
+from evenstep.core.ending import failures_in
 from evenstep.core.errors import ConfigError
-from evenstep.core.supervision import Restarts, Supervision
+from evenstep.core.shown import shown
+from evenstep.core.supervision import Supervision
 from evenstep.launch.checks import require_numbers, require_script, require_settings
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.launch.meeting_place import FRESH_STORE
 from evenstep.launch.one_host import LOOPBACK, ONE_HOST, register
-from evenstep.launch.run_failed import RunFailedError, failure_of, failure_of_all, failure_to_begin, failures_in
+from evenstep.launch.run_failed import RunFailedError, failure_of, failure_of_all, failure_to_begin
 from evenstep.launch.server_settings import SECRET_VARIABLE, SERVER_COMMAND, ServerSettings
 from evenstep.launch.supervisor import keeper_command
 from evenstep.launch.watch import Watch, read_endings, read_groups
@@ -47,8 +49,6 @@ from evenstep.schemes import Served, parse_scheme
 from evenstep.telemetry.events import LauncherEvent, ServerFailed, ServersLost, ServersRestarted
 from evenstep.telemetry.recorder import line_of
 from evenstep.telemetry.say import say
-
-STOP_SECONDS = 5.0
 
 
 def launch(
@@ -66,9 +66,9 @@ def launch(
     Args:
         arguments: As torchrun's parser makes them (`torch.distributed.run.get_args_parser`). A single node that names
             no rendezvous meets on a free port.
-        settings: What the workers are told.
-        framework: Theirs, as for `meeting`; None for PyTorch, whose workers meet by themselves.
-        private: Whether the run is in a network of its own.
+        settings: The settings for the workers.
+        framework: The workers' framework, as for `meeting`; None for PyTorch, whose workers meet by themselves.
+        private: Whether the run has its own network.
         server_command: The server program, for a scheme with servers.
 
     Returns:
@@ -96,20 +96,24 @@ def launch(
         if framework is not None:
             from evenstep.launch.frameworks import meeting  # Few runs need it.
 
-            os.environ.update(stack.enter_context(meeting(framework, workers, python)))
+            os.environ.update(stack.enter_context(meeting(framework, workers, python, command.config.max_restarts)))
         served = None if settings.scheme is None else parse_scheme(settings.scheme).served
         try:
             # Over several nodes the addresses of workers are not known before they meet: the process of rank 0 then
             # starts the servers, and the death of a worker ends the run, as under torchrun.
             if served is not None and workers is not None:
                 return _run_with_servers(command, workers, settings, served, server_command, status_dir)
-            restarts, absence = Restarts(command.config.max_restarts, workers or 0), None
-            if framework is not None and workers is not None:
-                silent, timeout = settings.heartbeat_seconds, settings.timeout_seconds()
-                absence = Absence(workers, silent_seconds=silent, timeout_seconds=timeout)
-            marks = None if settings.marks is None else Path(settings.marks)
-            with Watch(status_dir, restarts, absence=absence, marks=marks):
-                _run_workers(command.under_keepers(status_dir, restarts=None), settings, status_dir)
+            supervision = Supervision(
+                workers=workers or 0,
+                restarts=command.config.max_restarts,
+                together=True,
+                silent_seconds=settings.heartbeat_seconds,
+                timeout_seconds=settings.timeout_seconds(),
+            )
+            # PyTorch's workers find out themselves who keeps them waiting.
+            marks = settings.marks if framework is not None and workers is not None else None
+            with Watch(status_dir, supervision, marks=None if marks is None else Path(marks)):
+                _run_workers(command.under_keepers(status_dir, restarts=None), settings, status_dir, supervision)
             return []
         except SignalException as ended:
             text = f"ended by {ended.sigval.name}: every worker was stopped"
@@ -127,7 +131,7 @@ class _Command:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Self:
-        """From torchrun's arguments; ConfigError if torchrun refuses them."""
+        """Read torchrun's arguments; ConfigError if torchrun refuses them."""
         arguments = argparse.Namespace(**vars(arguments))
         unmet = arguments.rdzv_backend == "static" and not arguments.rdzv_endpoint and arguments.master_port is None
         try:
@@ -140,8 +144,13 @@ class _Command:
             elif arguments.master_port is None:
                 arguments.master_port = 29500  # As under torchrun: the nodes must agree on one.
             config, program, program_arguments = config_from_args(arguments)
+            get_logging_handler(log := getattr(arguments, "event_log_handler", "null"))
         except (AssertionError, ValueError, RuntimeError) as error:
             raise ConfigError(f"{_line(error).rstrip('.')}: see torchrun's documentation of this argument") from error
+        except KeyError as error:  # Raised for an unknown handler.
+            raise ConfigError(f"torchrun has no event log handler {shown(log)}: give null or console") from error
+        if not config.monitor_interval > 0:
+            raise ConfigError(f"--monitor-interval must be above 0 seconds, not {config.monitor_interval:g}")
         return cls(config=config, program=program, arguments=program_arguments)
 
     @property
@@ -150,7 +159,7 @@ class _Command:
         return self.config.nproc_per_node if self.config.max_nodes == 1 else None
 
     def under_keepers(self, status_dir: Path, *, restarts: int | None) -> "_Command":
-        """The same with each worker under a keeper, which restarts it; None leaves restarts to torchrun's agent."""
+        """Put each worker under a keeper, which restarts it; None leaves restarts to torchrun's agent."""
         # torchrun's --run-path is a function that runs the script in a process which Python has prepared.
         program = [self.program] if isinstance(self.program, str) else [sys.executable, "-u"]
         first, *rest = keeper_command(status_dir, restarts=restarts, command=[*program, *self.arguments])
@@ -159,7 +168,7 @@ class _Command:
         return _Command(config=config, program=first, arguments=rest)
 
 
-def _run_workers(command: _Command, settings: LaunchSettings, status_dir: Path) -> None:
+def _run_workers(command: _Command, settings: LaunchSettings, status_dir: Path, supervision: Supervision) -> None:
     config = command.config
     os.environ.update(settings.to_environment())
     if config.rdzv_backend == ONE_HOST:
@@ -171,8 +180,9 @@ def _run_workers(command: _Command, settings: LaunchSettings, status_dir: Path) 
     try:
         elastic_launch(config, command.program)(*command.arguments)
     except ChildFailedError as failed:
-        exit_codes = {worker: each.exitcode for worker, each in failed.failures.items()}
-        raise failure_of(read_endings(status_dir), _killed_keepers(status_dir, exit_codes)) from None
+        if supervision.stopped is None:
+            exit_codes = {worker: each.exitcode for worker, each in failed.failures.items()}
+            raise failure_of(read_endings(status_dir), _killed_keepers(status_dir, exit_codes)) from None
     except (RendezvousError, DistError, ValueError, ImportError) as error:  # The latter two of the rendezvous' options.
         raise ConfigError(
             f"the nodes did not find each other ({_line(error)}): check --rdzv-backend, --rdzv-endpoint, --nnodes and"
@@ -184,10 +194,12 @@ def _run_workers(command: _Command, settings: LaunchSettings, status_dir: Path) 
         for group in read_groups(status_dir):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(group.leader, signal.SIGKILL)
+    if supervision.stopped is not None:
+        raise failure_to_begin(supervision.stopped, read_endings(status_dir))
 
 
 def _killed_keepers(status_dir: Path, exit_codes: Mapping[int, int]) -> dict[int, int]:
-    """The signals of keepers that were killed, by worker, except those that torchrun's agent had asked to end."""
+    """Return the signals of killed keepers, by worker, except those that torchrun's agent had asked to end."""
     asked = {group.worker for group in read_groups(status_dir) if group.asked}
     killed = {worker: -exit_code for worker, exit_code in exit_codes.items() if exit_code < 0}
     return {worker: number for worker, number in killed.items() if number != signal.SIGTERM and worker not in asked}
@@ -201,7 +213,7 @@ def _run_with_servers(
     server_command: tuple[str, ...],
     status_dir: Path,
 ) -> list[str]:
-    """Run the workers, and servers that outlast them; returns the sentences about lost workers."""
+    """Run the workers, and servers that outlast them; return the sentences about lost workers."""
     from evenstep.launch.servers import Servers  # Most schemes have none.
 
     _end_on_signals()
@@ -224,17 +236,15 @@ def _run_with_servers(
         _keep(run_dir, event)
 
     restarts = command.config.max_restarts
-    supervision = Supervision(workers=workers, kept=True, restarts=restarts)
+    supervision = Supervision(workers=workers, restarts=restarts)
     watch = Watch(status_dir, supervision, record=partial(_keep, run_dir))
     with Servers(server_settings, record, watch.told) as servers:
         os.environ[SECRET_VARIABLE] = servers.secret
         with watch:
             kept = command.under_keepers(status_dir, restarts=restarts)
-            _run_workers(kept, structs.replace(settings, servers=servers.addresses), status_dir)
+            _run_workers(kept, structs.replace(settings, servers=servers.addresses), status_dir, supervision)
     ends = read_endings(status_dir)
     failures = failures_in(ends)
-    if watch.stopped is not None:
-        raise failure_to_begin(watch.stopped, ends)
     if len(failures) == workers:
         raise failure_of_all(ends, servers.lost)
     how = {end.worker: str(end) for end in failures}
@@ -243,7 +253,7 @@ def _run_with_servers(
 
 
 def _keep(run_dir: Path | None, event: LauncherEvent) -> None:
-    """Keep with the run what the launcher saw."""
+    """Record an event of the launcher with the run."""
     if run_dir is None:
         return
     # A full disk must not end the watch over the workers.
@@ -252,7 +262,7 @@ def _keep(run_dir: Path | None, event: LauncherEvent) -> None:
 
 
 def _end_on_signals() -> None:
-    """What torchrun does once it has started the workers, from now on: servers have to be ended too."""
+    """Raise on signals from now on, as torchrun does once workers run, because servers have to be ended too."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SignalException(f"got signal {number}", sigval=signal.Signals(number))
@@ -286,7 +296,7 @@ def _restoring_process() -> Iterator[None]:
 
 
 def _stop_leftovers() -> None:
-    """End what the launcher left, as it does when a second signal interrupts its cleanup.
+    """End the processes that the launcher left, as it does when a second signal interrupts its cleanup.
 
     Every worker leads a session, which distinguishes it and its children from other processes started here.
     """
@@ -297,7 +307,7 @@ def _stop_leftovers() -> None:
             if os.getsid(process.pid) != session:
                 process.kill()
                 left.append(process)
-    psutil.wait_procs(left, timeout=STOP_SECONDS)
+    psutil.wait_procs(left, timeout=5.0)  # Killed processes end at once, unless a disk holds them.
 
 
 def _line(error: BaseException) -> str:

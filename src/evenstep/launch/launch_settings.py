@@ -13,11 +13,11 @@ from evenstep.cluster import Cluster, parse_cluster
 from evenstep.core.errors import ConfigError, naming
 from evenstep.core.nearest import nearest
 from evenstep.core.shown import shown
-from evenstep.schemes import Scheme, parse_scheme
-from evenstep.telemetry.regular import open_regular
+from evenstep.schemes import DEFAULT, Scheme, parse_scheme
+from evenstep.telemetry.regular import read_regular
 
 VARIABLE = "EVENSTEP_LAUNCH"
-"""What `evenstep run` alone tells its workers, as JSON."""
+"""The settings that only `evenstep run` gives its workers, as JSON."""
 VARIABLES: Final = MappingProxyType(
     {
         "scheme": "EVENSTEP_SCHEME",
@@ -37,19 +37,10 @@ _SET_BY_EVENSTEP: Final = frozenset(
 """Further variables that mean something here. A user may set the secret, too."""
 HEARTBEAT_SECONDS = 20.0
 SUMMARY_FILE: Final = "summary"
-"""In the folder `marks`: what the first worker reports of the run at its end, for the launcher to repeat."""
+"""The file in the folder `marks` in which the first worker reports the end of the run, for the launcher to repeat."""
 
-_MAX_BYTES: Final = 16 << 20
-"""Of a cluster file."""
-_MAX_TIMEOUT: Final = 1e9
+_MAX_TIMEOUT: Final = 1e9  # Seconds: 30 years, which every clock and socket takes.
 A_TIMEOUT: Final = f"a positive number of seconds, at most {_MAX_TIMEOUT:g}"
-
-
-class FindBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What `evenstep run --find-batch` asks for: the largest batch to try, and the folders that get what is found."""
-
-    largest: int
-    folders: tuple[str, ...]
 
 
 class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,8 +56,7 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
         start_from: The run directory of an earlier run, with whose sizes this one begins.
         resume: Whether the run directory holds a run to be continued.
         servers: The addresses of shard 0, of shard 1, ..., if the launcher started servers.
-        profile: The largest batch to try, if this device is to be profiled.
-        find_batch: If the run is only to find the largest batches of the workers.
+        survey_up_to: The largest batch to try, if the run only measures the workers, at sizes that evenstep chooses.
         heartbeat_seconds: How long a worker or a server may be silent.
         marks: A folder in which each worker that calls `prepare` leaves a file.
     """
@@ -80,21 +70,15 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
     start_from: str | None = None
     resume: bool = False
     servers: tuple[tuple[str, ...], ...] = ()
-    profile: int | None = None
-    find_batch: FindBatch | None = None
+    survey_up_to: int | None = None
     heartbeat_seconds: float = HEARTBEAT_SECONDS
     marks: str | None = None
 
-    @property
-    def measures(self) -> bool:
-        """Whether the run is no training, but measures devices at sizes that evenstep chooses."""
-        return self.profile is not None or self.find_batch is not None
-
     def asked_scheme(self, name: Callable[[str], str] = VARIABLES.__getitem__) -> Scheme | None:
-        """The scheme that is asked for, by a scheme string or by batch sizes; None if none is.
+        """Return the scheme that is asked for, by a scheme string or by batch sizes; None if none is.
 
         Args:
-            name: What an error calls a setting.
+            name: Returns the name of a setting in errors.
 
         Raises:
             ConfigError: There is no such scheme, or both are given.
@@ -110,37 +94,50 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
         with naming(name("scheme" if self.batch_sizes is None else "batch_sizes")):
             return parse_scheme(text)
 
+    def scheme_of(self, given: Scheme | str | None) -> Scheme:
+        """Return the scheme that a script gives, or else the one that is asked for here, or else the default one.
+
+        Raises:
+            ConfigError: There is no such scheme.
+        """
+        if given is not None:
+            return parse_scheme(given)
+        return self.asked_scheme() or parse_scheme(DEFAULT)
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
-        """The settings in this environment, with a warning about a variable that looks like one and is none."""
+        """Read the settings from this environment, and warn about a variable that only looks like one of them."""
         _warn_of_unknown(environment)
         internal = msgspec.json.decode(environment.get(VARIABLE, "{}"), type=cls)
-        texts = {name: environment.get(variable, "").strip() for name, variable in VARIABLES.items()}
-        given: dict[str, Any] = {name: text for name, text in texts.items() if text}
-        given |= {name: str(Path(given[name]).absolute()) for name in _PATHS & given.keys()}
-        if "slow" in given:
-            given["slow"] = tuple(each.strip() for each in given["slow"].split(","))
-        return structs.replace(internal, **given)
+        given: dict[str, Any] = {name: environment.get(variable, "").strip() for name, variable in VARIABLES.items()}
+        given["slow"] = tuple(each.strip() for each in given["slow"].split(",")) if given["slow"] else ()
+        return internal.with_given(given)
+
+    def with_given(self, given: Mapping[str, Any]) -> Self:
+        """Return the settings with these values by name, of which empty ones change nothing; paths become absolute."""
+        found = {name: value for name, value in given.items() if value}
+        found |= {name: str(Path(found[name]).absolute()) for name in _PATHS & found.keys()}
+        return structs.replace(self, **found)
 
     def to_environment(self) -> dict[str, str]:
-        """The variables with which to start the workers; those that are not set are missing."""
+        """Return the variables with which to start the workers, without the settings that are not set."""
         internal = structs.asdict(self)
         given = {variable: internal.pop(name) for name, variable in VARIABLES.items()}
         given[VARIABLES["slow"]] = ",".join(self.slow)
         return {VARIABLE: msgspec.json.encode(internal).decode()} | {key: text for key, text in given.items() if text}
 
     def timeout_seconds(self, given: float | None = None) -> float:
-        """How long a worker waits for another: as given by the script, else by the user, else 300 s.
+        """Return how long a worker waits for another: as given by the script, else by the user, else 300 s.
 
         Raises:
-            ConfigError: It is no timeout.
+            ConfigError: It is not a timeout.
         """
         if given is not None:
             return read_timeout(given, "timeout")
         return 300.0 if self.timeout is None else read_timeout(self.timeout, VARIABLES["timeout"])
 
     def source(self, name: str, environment: Mapping[str, str]) -> str:
-        """Where a setting came from: its variable in this environment, or else the option of `evenstep run`."""
+        """Return where a setting came from: its variable in this environment, or else the option of `evenstep run`."""
         inherited = getattr(type(self).from_environment(environment), name) == getattr(self, name)
         return VARIABLES[name] if inherited else f"--{name.replace('_', '-')}"
 
@@ -157,7 +154,7 @@ def _warn_of_unknown(environment: Mapping[str, str]) -> None:
 
 
 def read_timeout(value: object, name: str) -> float:
-    """A number of seconds, or its text; ConfigError, which begins with the name, if it is no timeout."""
+    """Read a number of seconds, or its text; ConfigError, which begins with the name, if it is not a timeout."""
     try:
         seconds = 0.0 if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
@@ -168,16 +165,12 @@ def read_timeout(value: object, name: str) -> float:
 
 
 def read_cluster(path: Path) -> Cluster:
-    """The cluster that a file describes; ConfigError if the file cannot be read, or describes none."""
+    """Read the cluster that a file describes; ConfigError if the file cannot be read, or does not describe one."""
     try:
-        with open_regular(path) as file:
-            content = file.read(_MAX_BYTES + 1)
-        text = content.decode()
+        text = read_regular(path, most_bytes=16 << 20).decode()
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"the cluster file {path} cannot be read ({why}): give a TOML file") from error
-    if len(content) > _MAX_BYTES:
-        raise ConfigError(f"the cluster file {path} is larger than {_MAX_BYTES >> 20} MB: give a TOML file")
     return parse_cluster(text, name=str(path))
 
 

@@ -1,4 +1,4 @@
-"""What a worker leaves for the launcher in the folder that the launcher gives it."""
+"""Files that a worker leaves for the launcher, in the folder that the launcher gives it."""
 
 import json
 import os
@@ -16,7 +16,7 @@ def leave_mark(launched: LaunchSettings, rank: int | str) -> None:
 
 
 def leave_line(marks: str, line: str) -> None:
-    """Leave a line of the summary to the launcher, which learns whether the run failed."""
+    """Leave a line of the summary to the launcher, which knows whether the run failed."""
     with suppress(OSError), Path(marks, SUMMARY_FILE).open("a", encoding="utf-8") as file:
         file.write(f"{line}\n")
 

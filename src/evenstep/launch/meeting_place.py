@@ -1,4 +1,4 @@
-"""Where the workers of one start meet: keys of a store that no others have used, and a roll call in them.
+"""The meeting of the workers of one start: unused keys of a store, and a roll call in them.
 
 torchrun's agent keeps one store for all starts of its workers (seen in torch 2.13), and restarted workers find the
 addresses that those before them left there. So they first agree on a new prefix.
@@ -22,7 +22,7 @@ from evenstep.core.disagreement import NOTHING_ASKED, require_same_way
 from evenstep.core.errors import ConfigError, EvenstepError, WorkerLostError
 from evenstep.core.workers import name_workers
 from evenstep.launch.c10d import PrefixStore, Store, TCPStore, reason
-from evenstep.launch.store_line import Result, address_of, within
+from evenstep.launch.store_line import CONNECT_SECONDS, StoreKeeper, bounded, keeper_of
 
 FRESH_STORE: Final = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 """Makes torchrun's agent let the workers make a new store in each start (pytorch/pytorch#135712)."""
@@ -30,63 +30,14 @@ FRESH_STORE: Final = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 VERDICT: Final = "verdict"
 """The key of the sentence that says which worker is lost, once a worker knows."""
 
-GRACE_SECONDS: Final = 5.0
-"""How much longer than its limit a wait may take if the store does not answer at all."""
-
-_FIRST_POLL_SECONDS: Final = 0.01
-_MAX_POLL_SECONDS: Final = 0.25
-_CONNECT_SECONDS: Final = 5.0
+_FIRST_POLL_SECONDS: Final = 0.01  # Workers of one start mostly come within milliseconds of each other.
+_MAX_POLL_SECONDS: Final = 0.25  # So a thousand workers ask one store 4,000 times a second.
 
 _kept: Final[list[Store]] = []
 """The stores of this process: others may use one after an error, which the script may catch."""
 
 _meetings = itertools.count(1)
 """Numbers the calls of `prepare`, each of which uses its own keys. All workers must call it equally often."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreKeeper:
-    """The process that keeps the store: a worker, torchrun's agent, or none if the store is a file.
-
-    Attributes:
-        name: As it begins a sentence.
-        worker: Its rank, if it is a worker.
-        host: Where the store listens; empty if it is a file.
-    """
-
-    name: str
-    worker: int | None = None
-    host: str = ""
-    port: int = 0
-
-    def __str__(self) -> str:
-        where = f" at {self.host}:{self.port}" if self.host else ""
-        return f"{self.name}, which keeps the rendezvous store{where},"
-
-    def unreachable(self) -> str:
-        """The sentence for a store that does not answer."""
-        return (
-            f"{self} is stopped or cannot be reached: look at its output and the network between the hosts, then start"
-            " again"
-        )
-
-
-def keeper_of(store: Store | None, environment: Mapping[str, str]) -> StoreKeeper:
-    """The keeper of this store, or of the environment's; ConfigError if the environment has no port."""
-    if store is not None:
-        address = address_of(store)
-        if address is None:
-            return StoreKeeper(name="the file system")
-        host, port = address
-    else:
-        text = environment["MASTER_PORT"]
-        if not text.isdigit():
-            raise ConfigError(f"MASTER_PORT must be a port's number, not {text!r}: start the script with torchrun")
-        host, port = environment["MASTER_ADDR"], int(text)
-    if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return StoreKeeper(name="torchrun's agent", host=host, port=port)
-    return StoreKeeper(name="worker 0", worker=0, host=host, port=port)
 
 
 def meet(
@@ -101,11 +52,11 @@ def meet(
     """Meet the other workers in the default group's store, or in the environment's if there is no group yet.
 
     Args:
-        rank: This worker's.
+        rank: This worker's rank.
         count: Number of workers.
         timeout_seconds: How long to wait for the others.
-        environment: torchrun's.
-        asked: What this worker is to join, as `require_same_way` has it; it may say more.
+        environment: torchrun's environment.
+        asked: What this worker is asked to join, in the form of `require_same_way`; it may say more.
         group: The name of the process group whose members meet; empty for all workers.
 
     Returns:
@@ -148,28 +99,10 @@ def meet(
     return store, told
 
 
-def bounded(call: Callable[[], Result], seconds: float, keeper: StoreKeeper) -> Result:
-    """What a call returns that uses the store, and ends within that many seconds if the store answers.
-
-    WorkerLostError if the call does not return, or fails at the store.
-    """
-    try:
-        return within(seconds + GRACE_SECONDS, call)
-    except TimeoutError:
-        raise WorkerLostError(keeper.unreachable()) from None
-    except EvenstepError:
-        raise
-    except RuntimeError as error:
-        raise WorkerLostError(
-            f"{keeper} ended, or did not go on in time ({reason(error)}): look at the output of all workers, then start"
-            " again"
-        ) from None
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where and until when, by `time.monotonic`, this worker meets the others."""
+    """The place at which this worker meets the others, and the deadline by `time.monotonic`."""
 
     rank: int
     count: int
@@ -179,7 +112,7 @@ class _Place:
     asked: str
 
     def polls(self) -> Iterator[None]:
-        """One item for each look at the store, at growing intervals, until the time is over."""
+        """Yield once for each look at the store, at growing intervals, until the time is over."""
         pause = _FIRST_POLL_SECONDS
         while True:
             yield
@@ -189,7 +122,7 @@ class _Place:
             pause = min(2 * pause, _MAX_POLL_SECONDS)
 
     def make(self) -> Store:
-        """The store, kept by this process."""
+        """Make the store, which this process keeps."""
         try:
             _kept.append(self._store(is_master=True))
         except RuntimeError as error:
@@ -201,11 +134,11 @@ class _Place:
         return _kept[-1]
 
     def join(self) -> Store:
-        """The store, once its keeper is there. Python tries to connect first, since c10d's tries print stacks."""
+        """Connect to the store once its keeper is there. Python connects first, since c10d's attempts print stacks."""
         why = ""
         for _ in self.polls():
             try:
-                socket.create_connection((self.keeper.host, self.keeper.port), timeout=_CONNECT_SECONDS).close()
+                socket.create_connection((self.keeper.host, self.keeper.port), timeout=CONNECT_SECONDS).close()
                 return self._store(is_master=False)
             except OSError as error:
                 why = error.strerror or str(error)
@@ -279,12 +212,12 @@ class _Place:
 
 
 def _let_others_read() -> None:
-    """The store may end with this process, and the others are to read its content first."""
+    """Wait for the others to read the store, which may end with this process."""
     time.sleep(4 * _MAX_POLL_SECONDS)
 
 
 def _loopback_listener(host: str, port: int) -> int | None:
-    """The descriptor of a socket for a store at this address, which listens on loopback alone.
+    """Return the descriptor of a socket for a store at this address, which listens on loopback alone.
 
     None if the host is not this one's loopback, or the port is taken: by another store of this process, which PyTorch
     then shares, or by another process, which PyTorch then reports.

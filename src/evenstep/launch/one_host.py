@@ -45,7 +45,7 @@ class OneHost(RendezvousHandler):
         return False
 
     def set_closed(self) -> None:
-        """No other agent can come that would have to know."""
+        """Do nothing: no other agent can come that would have to know."""
 
     def num_nodes_waiting(self) -> int:
         return 0
@@ -58,7 +58,7 @@ class OneHost(RendezvousHandler):
 
 
 def register() -> None:
-    """Make the rendezvous known to torchrun's launcher; calling this twice does no harm."""
+    """Make the rendezvous known to torchrun's launcher; calling this twice is harmless."""
     rendezvous_handler_registry.register(ONE_HOST, _one_host)
 
 

@@ -1,4 +1,4 @@
-"""A network that only the processes of a run see: a namespace of Linux with nothing but loopback in it."""
+"""A network that only the processes of a run see: a Linux namespace with nothing but loopback in it."""
 
 import ctypes
 import fcntl
@@ -19,7 +19,7 @@ _UP: Final = 0x1
 
 @contextmanager
 def private_network() -> Iterator[None]:
-    """This thread, and all that it starts, are in a network of their own as long as this is open.
+    """Put this thread, and all that it starts, into a separate network while the context is open.
 
     Raises:
         ConfigError: The system has no such networks, or this process may not make one.

@@ -4,7 +4,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import final
 
-from evenstep.core.ending import Ending, signal_name
+from evenstep.core.ending import Ending, failures_in, signal_name
 from evenstep.core.errors import EvenstepError
 
 
@@ -22,19 +22,8 @@ class RunFailedError(EvenstepError, RuntimeError):
         self.worker = worker
 
 
-def failures_in(ends: Sequence[Ending]) -> list[Ending]:
-    """The workers that failed, the cause first: not one that was stopped then, or that only missed another."""
-
-    def order(end: Ending) -> tuple[bool, bool, bool, float]:
-        # A worker that loses another may end before it, with an exit or an abort.
-        killed = end.exit_code < 0 and end.exit_code != -signal.SIGABRT
-        return end.asked_to_end, end.missed_another, not killed, end.at_seconds
-
-    return sorted((end for end in ends if end.failed), key=order)
-
-
 def failure_to_begin(why: str, ends: Sequence[Ending]) -> RunFailedError:
-    """The failure of a run that was stopped before it began, for this reason."""
+    """Return the failure of a run that was stopped before it began, for this reason."""
     for end in failures_in(ends):
         if not end.asked_to_end:
             return RunFailedError(why, exit_code=end.exit_code, worker=end.worker)
@@ -42,7 +31,7 @@ def failure_to_begin(why: str, ends: Sequence[Ending]) -> RunFailedError:
 
 
 def failure_of_all(ends: Sequence[Ending], servers_lost: str | None) -> RunFailedError:
-    """The failure of a run on servers of which no worker is left; `servers_lost`: why the servers are gone, if so."""
+    """Return the failure of a run on servers that lost all workers; `servers_lost`: why the servers are gone, if so."""
     first, *others = failures_in(ends)
     if servers_lost is not None:
         return RunFailedError(f"{servers_lost}; without servers {first}", exit_code=first.exit_code)
@@ -50,7 +39,7 @@ def failure_of_all(ends: Sequence[Ending], servers_lost: str | None) -> RunFaile
 
 
 def failure_of(ends: Sequence[Ending], killed_keepers: Mapping[int, int]) -> RunFailedError:
-    """The failure of a run that torchrun's agent ended; `killed_keepers` has the signals of keepers, by worker."""
+    """Return the failure of a run that torchrun's agent ended; `killed_keepers` has their signals, by worker."""
     failures = failures_in(ends)
     first = failures[0] if failures else None
     if killed_keepers and (first is None or first.asked_to_end or first.missed_another):

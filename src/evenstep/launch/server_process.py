@@ -1,4 +1,4 @@
-"""One server process, and what it says on its output."""
+"""One server process, and its output."""
 
 import json
 import os
@@ -17,7 +17,7 @@ GONE_SECONDS: Final = 5.0
 
 @final
 class ServerProcess:
-    """One server process, and what it says.
+    """One server process, and its output.
 
     Attributes:
         addresses: Where it listens; empty until it does.
@@ -42,11 +42,11 @@ class ServerProcess:
 
     @property
     def how_it_ended(self) -> str:
-        """The rest of a sentence that begins with the server."""
+        """Return how it ended: the rest of a sentence that begins with the server."""
         return how_it_ended(self.process.child.wait())
 
     def read(self) -> list[Mapping[str, object]] | None:
-        """Events since the last call, when `output` is readable; None if the server is gone.
+        """Return the events since the last call, when `output` is readable; None if the server is gone.
 
         A server whose first line makes no sense is killed.
         """
@@ -64,25 +64,30 @@ class ServerProcess:
         self.beats = self.beats or b"" in lines
         return [event for line in lines if isinstance(event := _parsed(line), dict)]
 
+    def ask_for_present(self) -> None:
+        """Have the server report an event `present`, which says whether any worker is there."""
+        with suppress(OSError, ValueError):  # It has ended, or is to end.
+            self._input.write(b"\n")
+
     def ask_to_end(self, seconds: float) -> None:
         """Have the server write its last snapshot and end."""
         self.process.end(seconds)
         self._input.close()
 
     def let_go(self) -> None:
-        """Close the pipes, from which the server learns that it is no longer supervised."""
+        """Close the pipes, which tells the server that it is no longer supervised."""
         self._input.close()
         self.output.close()
 
     def kill(self) -> None:
-        """End the server at once; calling this twice does no harm."""
+        """End the server at once; calling this twice is harmless."""
         if self.process.exit_code is None:
             self.process.kill()
         self.let_go()
 
 
 def _parsed(line: bytes) -> object:
-    """A line that is not an event may be printed by anything in the server's process."""
+    """Parse a line. Anything in the server's process may print lines that are not events."""
     with suppress(ValueError):
         return json.loads(line)
     return None

@@ -14,23 +14,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self, TypeAlias, final
 
-from evenstep.core.coordinate import Heartbeats
+from msgspec import structs
+
+from evenstep.core.coordinate import Presence
 from evenstep.core.errors import ConfigError
+from evenstep.core.shown import shown
 from evenstep.core.values import UNLIMITED, require_whole
 from evenstep.launch.server_process import ServerProcess
-from evenstep.launch.server_settings import (
-    SECRET_VARIABLE,
-    CommonSettings,
-    ServerArguments,
-    ServerSettings,
-    read_secret,
-)
+from evenstep.launch.server_settings import SECRET_VARIABLE, ServerSettings, read_secret
 from evenstep.schemes import Scheme, parse_scheme, recipe_modules
 from evenstep.telemetry.events import ServerFailed, ServersLost, ServersRestarted
+from evenstep.telemetry.recorder import writing_to
 from evenstep.telemetry.say import say
 
-POLL_SECONDS: Final = 0.5
-"""How often to check whether the main thread has ended."""
+POLL_SECONDS: Final = 0.1
+"""How often to check whether the servers are to end."""
 HURRY_SECONDS: Final = 0.1
 """How often to check whether servers that are to end have ended, or are to be killed."""
 CLOSE_SECONDS: Final = 0.01
@@ -46,17 +44,17 @@ class Servers:
 
     All, because shards must be at one version: they go back to the last snapshot that they have in common. The others
     are killed, so that none writes a later one. Servers keep their ports. They end with the main thread if they are
-    not closed before.
+    not closed earlier.
 
     Args:
-        settings: What they are told.
+        settings: The settings of the servers.
         record: Receives later events, from another thread: `servers_restarted`, `servers_lost`, and `server_failed` for
             a server that did not end well. Each has the `server` and a sentence `text`.
         told: Receives what shard 0 reports of workers that come and go, from another thread.
 
     Attributes:
-        secret: What a worker needs to be let in; for the environment variable `EVENSTEP_SECRET`.
-        addresses: Those of shard 0, of shard 1, ..., best first.
+        secret: The secret with which a worker is let in; for the environment variable `EVENSTEP_SECRET`.
+        addresses: The addresses of shard 0, of shard 1, ..., best first.
         lost: Why there are no servers any more, as a sentence; None while they run, or after they were closed.
 
     Raises:
@@ -69,19 +67,16 @@ class Servers:
         self._settings = settings
         self._record = record
         self._told = told
-        self._heartbeats = Heartbeats(settings.heartbeat_seconds)
-        self._looked = time.monotonic()
         self._environment = {**os.environ, SECRET_VARIABLE: self.secret}
         self._servers: list[ServerProcess] = []
         self._abandoned = False
-        self._wake, self._waker = os.pipe()
+        self._closing = threading.Event()
         self._hurry = threading.Event()
         self._ended = threading.Event()
         try:
             self._start(resume=settings.resume, ports=[0] * settings.count)
         except BaseException as error:
             self._kill_all()
-            self._close_pipe()
             if not isinstance(error, _ServerLostError):
                 raise
             raise ConfigError(f"{error.how}, before any worker was started: its output above tells why") from None
@@ -98,10 +93,8 @@ class Servers:
 
     def close(self) -> None:
         """End the servers, gently first, and wait for that; an interrupt of the wait kills them."""
-        if self._wake < 0:
-            return
+        self._closing.set()
         try:
-            os.write(self._waker, b"x")
             self._await_end()
         except BaseException:
             self._hurry.set()
@@ -109,7 +102,12 @@ class Servers:
             raise
         finally:
             self._thread.join()
-            self._close_pipe()
+
+    def ask_for_present(self) -> None:
+        """Have shard 0 report an event `present`, which says whether any worker is there; lost if it restarts."""
+        for server in tuple(self._servers):
+            if server.index == 0:
+                server.ask_for_present()
 
     def abandon(self) -> None:
         """Leave the servers running without supervision; those of a group end by themselves."""
@@ -122,16 +120,9 @@ class Servers:
         while not self._ended.is_set():
             time.sleep(CLOSE_SECONDS)
 
-    def _close_pipe(self) -> None:
-        os.close(self._wake)
-        os.close(self._waker)
-        self._wake = self._waker = -1
-
     def _start(self, *, resume: bool, ports: Sequence[int]) -> None:
         """Start all servers; shard 0 comes last, since it is told where the others listen."""
-        for server in self._servers:
-            self._heartbeats.forget(server.index)
-        self._servers = []
+        self._presence, self._servers = Presence(self._settings.heartbeat_seconds), []
         for index in range(1, self._settings.count):
             self._launch(index, port=ports[index], resume=resume)
         self._await_all()
@@ -141,16 +132,16 @@ class Servers:
         self._await_all()
 
     def _launch(self, index: int, *, port: int, resume: bool, shards: tuple[tuple[str, ...], ...] = ()) -> None:
-        common = {name: getattr(self._settings, name) for name in CommonSettings.__struct_fields__}
-        arguments = ServerArguments(
-            **{**common, "resume": resume},
+        settings = structs.replace(
+            self._settings,
+            resume=resume,
             index=index,
             port=port,
             shards=shards,
             host=os.getpid() if self._settings.until_closed else 0,
             recipes=tuple(recipe_modules(self._settings.allow)),
         )
-        self._servers.append(ServerProcess(index, (*self._settings.command, arguments.encode()), self._environment))
+        self._servers.append(ServerProcess(index, (*settings.command, settings.encode()), self._environment))
 
     def _await_all(self) -> None:
         """Wait until all servers that were started listen."""
@@ -169,31 +160,27 @@ class Servers:
         if deadline is not None:
             timeout = min(timeout, max(0.0, deadline - time.monotonic()))
         with selectors.DefaultSelector() as selector:
-            selector.register(self._wake, selectors.EVENT_READ)
             for server in self._servers:
                 selector.register(server.output, selectors.EVENT_READ, data=server)
-            ready = [key.data for key, _ in selector.select(timeout)]
+            ready: list[ServerProcess] = [key.data for key, _ in selector.select(timeout)]
         # A training script has no place where it would close what `prepare` opened.
-        if None in ready or not (self._settings.until_closed or threading.main_thread().is_alive()):
+        if self._closing.is_set() or not (self._settings.until_closed or threading.main_thread().is_alive()):
             raise _ClosingError
         now = time.monotonic()
-        if now - self._looked > self._settings.heartbeat_seconds / 2:
-            self._heartbeats.hear_all(now)  # This process stood still itself, so the servers' silence means nothing.
-        self._looked = now
         for server in ready:
-            self._take_in(server)
-        for index in self._heartbeats.silent(self._looked):
-            raise self._loss(index, f"was silent for {self._settings.heartbeat_seconds:g} s")
+            self._take_in(server, now)
+        for lost in self._presence.look(now):
+            raise self._loss(lost.worker, f"was silent for {lost.seconds:g} s")
         if not ready and deadline is not None and time.monotonic() >= deadline:
             late = next(server.index for server in self._servers if not server.addresses)
             raise self._loss(late, f"did not listen within {self._settings.start_seconds:g} s")
 
-    def _take_in(self, server: ServerProcess) -> None:
+    def _take_in(self, server: ServerProcess, now: float) -> None:
         events = server.read()
         if events is None:
             raise self._loss(server.index, server.how_it_ended)
         if server.beats:
-            self._heartbeats.heard(server.index, self._looked)
+            self._presence.expect(server.index, now)
         for event in events:
             self._told(event)
 
@@ -204,7 +191,7 @@ class Servers:
         return _ServerLostError(server, f"{self._name(server)} {how}")
 
     def _watch(self) -> None:
-        """The thread: restart all servers while that is allowed, and end them."""
+        """Restart all servers while that is allowed, and end them. Runs in the thread."""
         limit, dead = self._settings.restarts, None
         try:
             lost = self._await_loss(start=False)
@@ -282,11 +269,11 @@ def start_servers(
     need torch; this process and the workers do not.
 
     Args:
-        scheme: A scheme on parameter servers, the same as that of the workers.
+        scheme: A scheme on parameter servers, the same as the workers'.
         workers: The number of workers.
         run_dir: Folder for the servers' events and snapshots.
-        listen: The host name or address to listen on. Beyond loopback it takes the extra `evenstep[hosts]`.
-        secret: What workers need to be let in, 32 or more hexadecimal digits; None draws one.
+        listen: The host name or address to listen on. Beyond loopback it needs the extra `evenstep[hosts]`.
+        secret: The secret with which workers are let in, 32 or more hexadecimal digits; None draws one.
         resume: Whether to continue from the last snapshot in `run_dir`.
 
     Raises:
@@ -296,15 +283,19 @@ def start_servers(
     if parsed.served is None:
         raise ConfigError(f"the scheme {parsed.name!r} needs no servers: use evenstep.Balancer, or one such as ssp")
     workers = require_whole("workers", workers, 1, UNLIMITED)
+    if not isinstance(run_dir, str | os.PathLike | None):
+        raise ConfigError(f"run_dir must be the path of a folder, not {shown(run_dir)}")
+    if not isinstance(listen, str):
+        raise ConfigError(f"listen must be a host name or an address, not {shown(listen)}")
+    if not isinstance(resume, bool):
+        raise ConfigError(f"resume must be True or False, not {shown(resume)}")
     if secret is not None:
         read_secret(secret)
     scratch = None if run_dir is not None else tempfile.TemporaryDirectory(prefix="evenstep-")
     folder = Path(scratch.name if scratch is not None else run_dir or "")
     snapshots = folder / "snapshots"
-    try:
-        snapshots.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"the run directory {run_dir} cannot be written ({error.strerror}): give another") from error
+    with writing_to(folder):
+        snapshots.mkdir(exist_ok=True)
     settings = ServerSettings(
         count=parsed.served.servers,
         allow=parsed.served.allowed,

@@ -1,4 +1,4 @@
-"""Calls to the rendezvous store that end even if the process that keeps it hangs or cannot be reached.
+"""Calls to the rendezvous store that end even if the process that keeps it hangs or cannot be reached; and who that is.
 
 A TCPStore client whose server is stopped or cut off waits forever, even with a time limit (seen in torch 2.13). So each
 call is made in a daemon thread, which is abandoned if the call does not return.
@@ -7,35 +7,106 @@ call is made in a daemon thread, which is abandoned if the call does not return.
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar, final
 
-from evenstep.launch.c10d import PrefixStore, Store, TCPStore
+from evenstep.core.errors import ConfigError, EvenstepError, WorkerLostError
+from evenstep.launch.c10d import PrefixStore, Store, TCPStore, reason
 from evenstep.launch.connections import connections, cut
 
-_CONNECT_SECONDS: Final = 5.0
-_CLOSE_SECONDS: Final = 1.0
-_CUT_SECONDS: Final = 30.0
+GRACE_SECONDS: Final = 5.0
+"""How much longer than its limit a wait may take if the store does not answer at all."""
+
+CONNECT_SECONDS: Final = 5.0  # Where the network works, connecting takes milliseconds.
+_CLOSE_SECONDS: Final = 1.0  # For a last call that is under way; most take milliseconds.
+_CUT_SECONDS: Final = 30.0  # For the thread of a call that was cut off, on a busy machine.
 
 Result = TypeVar("Result")
 
 
-class StoreSilentError(Exception):
-    """The store did not answer in time: the process that keeps it is stopped, or cannot be reached."""
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreKeeper:
+    """The process that keeps the store: a worker, torchrun's agent, or none if the store is a file.
+
+    Attributes:
+        name: As it begins a sentence.
+        worker: Its rank, if it is a worker.
+        host: Where the store listens; empty if it is a file.
+    """
+
+    name: str
+    worker: int | None = None
+    host: str = ""
+    port: int = 0
+
+    def __str__(self) -> str:
+        where = f" at {self.host}:{self.port}" if self.host else ""
+        return f"{self.name}, which keeps the rendezvous store{where},"
+
+    def unreachable(self) -> WorkerLostError:
+        """Make the error of a store that does not answer."""
+        return WorkerLostError(
+            f"{self} is stopped or cannot be reached: look at its output and the network between the hosts, then start"
+            " again"
+        )
+
+    def gone(self) -> WorkerLostError:
+        """Make the error of a store whose connection is closed."""
+        return WorkerLostError(
+            f"{self} is gone, and which worker failed first cannot be told any more: look at the output of all workers,"
+            " then start again"
+        )
+
+    def failed(self, why: str) -> str:
+        """Make the sentence for a call that failed at the store."""
+        return f"{self} ended, or did not go on in time ({why}): look at the output of all workers, then start again"
 
 
-class StoreGoneError(Exception):
-    """The connection to the store is closed: the process that kept it has ended."""
+def keeper_of(store: Store | None, environment: Mapping[str, str]) -> StoreKeeper:
+    """Return the keeper of this store, or of the environment's; ConfigError if the environment has no port."""
+    if store is not None:
+        address = address_of(store)
+        if address is None:
+            return StoreKeeper(name="the file system")
+        host, port = address
+    else:
+        text = environment["MASTER_PORT"]
+        if not text.isdigit():
+            raise ConfigError(f"MASTER_PORT must be a port's number, not {text!r}: start the script with torchrun")
+        host, port = environment["MASTER_ADDR"], int(text)
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return StoreKeeper(name="torchrun's agent", host=host, port=port)
+    return StoreKeeper(name="worker 0", worker=0, host=host, port=port)
 
 
 def within(seconds: float, call: Callable[[], Result]) -> Result:
-    """What the call returns or raises; TimeoutError if it does not return in time, and its thread is abandoned."""
+    """Return or raise what the call does; TimeoutError if it does not end in time, and its thread is abandoned."""
     made: Future[Result] = Future()
     threading.Thread(target=_make, args=(made, call), daemon=True, name="evenstep-within").start()
     return made.result(seconds)
+
+
+def bounded(
+    call: Callable[[], Result], seconds: float, keeper: StoreKeeper, failed: Callable[[str], str] | None = None
+) -> Result:
+    """Make a call that uses the store and ends within that many seconds if the store answers; return its result.
+
+    WorkerLostError if the call does not return, or fails in the communication library. `failed` makes the sentence from
+    the reason; by default it says that the store failed.
+    """
+    try:
+        return within(seconds + GRACE_SECONDS, call)
+    except TimeoutError:
+        raise keeper.unreachable() from None
+    except EvenstepError:
+        raise
+    except RuntimeError as error:
+        raise WorkerLostError((failed or keeper.failed)(reason(error))) from None
 
 
 def _make(made: "Future[Any]", call: Callable[[], Any]) -> None:
@@ -51,9 +122,13 @@ class StoreLine:
 
     One thread makes the calls, one after the other, since a client serves one caller at a time. After a call that did
     not return in time, all further ones fail at once.
+
+    Attributes:
+        keeper: The process that keeps the store.
     """
 
     def __init__(self, store: Store) -> None:
+        self.keeper = keeper_of(store, os.environ)
         self._silent = False
         self._cut = False
         self._connection = set[int]()
@@ -62,20 +137,20 @@ class StoreLine:
         self._thread.start()
 
     def ask(self, call: Callable[[Store], Result]) -> "Future[Result]":
-        """Have the call made, after those before it."""
+        """Queue the call behind earlier ones."""
         made: Future[Result] = Future()
         self._calls.put((made, call))
         return made
 
     def call(self, call: Callable[[Store], Result], seconds: float) -> Result:
-        """What the call returns; StoreSilentError if it, or a call before it, did not return in time."""
+        """Return the result of the call; WorkerLostError if it, or an earlier one, did not return in time or failed."""
         if self._silent:
-            raise StoreSilentError
+            raise self.keeper.unreachable()
         try:
             return self.ask(call).result(seconds)
         except TimeoutError:
             self._silent = True
-            raise StoreSilentError from None
+            raise self.keeper.unreachable() from None
 
     def close(self) -> None:
         """Close the connection. A call that is under way and does not return is cut off, so that its thread ends.
@@ -96,7 +171,7 @@ class StoreLine:
         own: Store | None = None
         with suppress(OSError, RuntimeError):
             address = address_of(store)
-            probe = None if address is None else socket.create_connection(address, timeout=_CONNECT_SECONDS)
+            probe = None if address is None else socket.create_connection(address, timeout=CONNECT_SECONDS)
             before = set() if address is None else connections(address[1]).keys()
             own = store.clone()  # type: ignore[attr-defined]
             self._connection = set() if address is None else connections(address[1]).keys() - before
@@ -109,15 +184,15 @@ class StoreLine:
     def _answer(self, store: Store | None, probe: socket.socket | None, call: Callable[[Store], Result]) -> Result:
         # A call on a connection that is closed would print a stack of c10d's.
         if store is None or self._cut or (probe is not None and _closed(probe)):
-            raise StoreGoneError
+            raise self.keeper.gone()
         try:
             return call(store)
         except RuntimeError as error:
-            raise StoreGoneError from error
+            raise self.keeper.gone() from error
 
 
 def _closed(probe: socket.socket) -> bool:
-    """Whether a TCPStore's server has closed this connection, on which nothing is ever sent."""
+    """True if a TCPStore's server has closed this connection, on which nothing is ever sent."""
     try:
         probe.setblocking(False)
         return not probe.recv(1)
@@ -141,7 +216,7 @@ def _no_stderr() -> Iterator[None]:
 
 
 def address_of(store: Store) -> tuple[str, int] | None:
-    """Where the store listens; None if it is no TCPStore."""
+    """Return where the store listens; None if it is not a TCPStore."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return (store.host, store.port) if isinstance(store, TCPStore) else None

@@ -1,14 +1,15 @@
 """Starts, watches and ends one process. As a program, this file is the keeper of a worker.
 
 torchrun's agent knows how its children end, but reports it only after the run. Its child is therefore the keeper, which
-runs the worker and writes down how it ended, for the launcher to read. On servers the death of a worker is no reason
-to stop the others, as the agent does when a child exits with an error: the keeper then exits with 0. The file imports
+runs the worker and writes down how it ended, for the launcher to read. If a child exits with an error, the agent stops
+the others; on servers they can go on without the dead worker, so the keeper then exits with 0. The file imports
 the standard library alone and the keeper is started by its path, so that it runs within a few hundredths of a second.
 
-    python -m evenstep.launch.supervisor [--restarts N | --tell] STATUS_DIR -- COMMAND...
+    python supervisor.py STATUS_DIR RESTARTS COMMAND...
+
+With `none` for RESTARTS, the keeper exits as its worker did.
 """
 
-import argparse
 import ctypes
 import json
 import os
@@ -61,11 +62,11 @@ class Supervisor:
 
     @property
     def exit_code(self) -> int | None:
-        """Of the process that was started here: negative for a signal, None while it runs."""
+        """The exit code of the process that was started here: negative for a signal, None while it runs."""
         return self.child.poll()
 
     def ended_within(self, seconds: float) -> bool:
-        """Wait at most this long for the process that was started here; returns whether it has ended."""
+        """Wait at most this long for the process that was started here; return whether it has ended."""
         with suppress(subprocess.TimeoutExpired):
             self.child.wait(seconds)
         return self.exit_code is not None
@@ -95,23 +96,22 @@ def _send(process: int, number: int) -> None:
 
 
 def keeper_command(status_dir: Path, *, restarts: int | None, command: list[str]) -> list[str]:
-    """The command that runs `command` under a keeper, which restarts it up to `restarts` times when it fails.
+    """Return the command that runs `command` under a keeper, with up to `restarts` restarts when it fails.
 
     With None the keeper exits as the worker did, and its parent may restart it.
     """
-    how = ["--tell"] if restarts is None else ["--restarts", str(restarts)]
     # -P and the path: neither the package, whose import takes longer than all else, nor a module beside this file or in
     # the working directory is imported.
-    return [sys.executable, "-P", __file__, *how, str(status_dir), "--", *command]
+    return [sys.executable, "-P", __file__, str(status_dir), "none" if restarts is None else str(restarts), *command]
 
 
 def status_file(status_dir: Path, worker: int) -> Path:
-    """What a keeper writes whenever its worker's process has ended: the fields of an `Ending`, as JSON."""
+    """Return the file that a keeper writes whenever its worker's process has ended: an `Ending` as JSON."""
     return status_dir / f"worker-{worker}.json"
 
 
 def group_file(status_dir: Path, worker: int) -> Path:
-    """Holds the worker's process group and its keeper's process while the worker runs.
+    """Return the file that holds the worker's process group and its keeper's process while the worker runs.
 
     A third word, `asked`, means that the keeper was asked to end. Only a keeper that was killed leaves the file behind.
     """
@@ -203,12 +203,12 @@ class Keeper:
 
 
 def _restarts_before() -> int:
-    """How often torchrun's agent has restarted all workers, and this keeper with them."""
+    """Return how often torchrun's agent has restarted all workers, and this keeper with them."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def _place() -> dict[str, str]:
-    """The worker among those of TensorFlow, if it is one."""
+    """Return the `TF_CONFIG` of a worker of TensorFlow; empty for other workers."""
     tasks = os.environ.get(TASKS_VARIABLE)
     if not tasks:
         return {}
@@ -217,13 +217,13 @@ def _place() -> dict[str, str]:
 
 
 def signal_when_parent_dies(number: signal.Signals) -> None:
-    """Linux only; elsewhere a keeper polls, and a worker outlives a keeper that is killed."""
+    """Signal this process when its parent dies. Linux only: elsewhere a worker outlives a keeper that is killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 
 def first_message(error_file: str | None) -> str:
-    """The first line of the worker's message in torchrun's error file; empty if there is none."""
+    """Return the first line of the worker's message in torchrun's error file; empty if there is none."""
     if not error_file:
         return ""
     try:
@@ -235,15 +235,15 @@ def first_message(error_file: str | None) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Keep the worker that the environment variable RANK names; returns the exit code."""
-    split = arguments.index("--")
-    parser = argparse.ArgumentParser(prog="evenstep.launch.supervisor")
-    parser.add_argument("--restarts", type=int, default=0)
-    parser.add_argument("--tell", dest="restarts", action="store_const", const=None)
-    parser.add_argument("status_dir", type=Path)
-    options = parser.parse_args(arguments[:split])
-    worker, command = int(os.environ["RANK"]), arguments[split + 1 :]
-    return Keeper(worker=worker, command=command, status_dir=options.status_dir, restarts=options.restarts).run()
+    """Keep the worker that the environment variable RANK names; return the exit code."""
+    folder, restarts, *command = arguments
+    keeper = Keeper(
+        worker=int(os.environ["RANK"]),
+        command=command,
+        status_dir=Path(folder),
+        restarts=None if restarts == "none" else int(restarts),
+    )
+    return keeper.run()
 
 
 if __name__ == "__main__":

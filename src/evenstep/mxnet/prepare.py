@@ -1,25 +1,27 @@
 """`evenstep.mxnet.prepare`: the line that balances a script with a Gluon Trainer."""
 
+import atexit
 import functools
-import os
+import pickle
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Unpack, final
 
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
+from mxnet.gluon.data.dataloader import _thread_worker_fn, _worker_fn  # They have no public names.
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
 from evenstep.core.values import IntArray
-from evenstep.mxnet.workers import Workers, join
+from evenstep.mxnet.workers import StoreWorkers, join
 from evenstep.schemes import Scheme
-from evenstep.worker.api.balanced_loader import BalancedLoader
+from evenstep.worker.api.ahead import Ahead
+from evenstep.worker.api.balanced_loader import BalancedLoader, LoaderOptions, balance
 from evenstep.worker.api.balancer import Balancer
-from evenstep.worker.api.gather import Gather
-from evenstep.worker.common_data import require_common
+from evenstep.worker.api.share_batches import ShareBatches
 
 if TYPE_CHECKING:
     from evenstep.worker.api.share import Share
@@ -32,76 +34,51 @@ def prepare(
     trainer: Any,
     loader: Any,
     scheme: Scheme | str | None = None,
-    *,
-    seed: int = 0,
-    partition: Literal["common"] | None = None,
-    timeout: float | None = None,
-    smallest_batch: int = 1,
-    largest_batch: int | None = None,
-    run_dir: str | os.PathLike[str] | None = None,
+    **options: Unpack[LoaderOptions],
 ) -> tuple[Any, "Loader"]:
-    """Let all workers of a distributed kvstore train on batches that follow their speeds.
+    """Let all workers of a distributed kvstore train on batches whose sizes follow their speeds.
 
-    The trainer comes back as it is. Its `step` sums the gradients of all workers, each weighted by its samples, so that
-    the step is that of one process on the union batch; under `local-sgd` it averages weights and the optimizer's state
-    where a period ends. The weights start as they are on worker 0.
+    The same trainer is returned. Its `step` sums the gradients of all workers, each weighted by its samples, so that
+    the step equals that of one process on the union batch; under `local-sgd` it averages weights and the optimizer's
+    state at the end of a period. All workers start with worker 0's weights.
 
     Args:
         trainer: A `gluon.Trainer` with `kvstore="dist_sync"`, before its first step.
-        loader: A `gluon.data.DataLoader` of one worker's batch size; the global batch is as many times larger as there
-            are workers. `shuffle` and `last_batch` hold for the union of all batches.
-        scheme: As for `evenstep.Balancer`, and so are the arguments that follow.
-        seed: Of the order of samples.
-        partition: "common" leaves out the comparison of a few samples by which workers notice that they have different
-            data.
-        timeout: Seconds that a worker may take from one exchange of all workers to the next, compiling and evaluation
-            included, before the others raise an error that names it; None for that of `evenstep run`, else 300.
-        smallest_batch: The smallest batch that a worker can compute on.
-        largest_batch: The largest batch that this worker's memory holds, if it is known.
-        run_dir: Folder to which each worker writes its events, for `evenstep report` and `top`.
+        loader: A `gluon.data.DataLoader` with the batch size of one worker; the global batch is this times the number
+            of workers. `shuffle` and `last_batch` apply to the union of all batches. With `num_workers` the next batch
+            is fetched while this one is computed.
+        scheme: As for `evenstep.Balancer`.
+        options: `timeout`: seconds that a worker may take from one exchange of all workers to the next, compiling and
+            evaluation included, before the others raise an error that names it; by default as `evenstep run` says,
+            else 300. `partition="common"`: skip the comparison of a few samples that shows whether data differ.
+            `seed`, `smallest_batch`, `largest_batch` and `run_dir`: as for `evenstep.Balancer`.
 
     Raises:
-        ConfigError: Something given cannot work on this worker or on another.
-        DisagreementError: The workers were started with different things, or have different data.
+        ConfigError: An argument cannot work on this worker or on another.
+        DisagreementError: The workers were started with different arguments, or have different data.
         WorkerLostError: A worker is gone.
     """
     _require_trainer(trainer)
     shuffle, batch_size, drop_last = _read(loader)
     workers = join(trainer._kvstore_params["kvstore"])
-    workers.rows.limit(timeout)
-    balancer = Balancer(
+    optimizer = trainer._optimizer
+    numbers = {name: value for name, value in vars(optimizer).items() if isinstance(value, int | float)}
+    balancer = balance(  # type: ignore[misc]  # Options that the loader decides are refused here.
+        workers.rows,
         scheme,
-        rank=workers.rank,
-        workers=workers.count,
-        all_gather=workers.all_gather,
         length=len(loader._dataset),
         global_batch_size=batch_size * workers.count,
         drop_last=drop_last,
         shuffle=shuffle,
-        seed=seed,
-        smallest_batch=smallest_batch,
-        largest_batch=largest_batch,
-        averages=True,
-        run_dir=run_dir,
-    )
-    gather = Gather(workers.all_gather, rank=workers.rank, workers=workers.count)
-    optimizer = trainer._optimizer
-    options = {name: value for name, value in vars(optimizer).items() if isinstance(value, int | float)}
-    gather.require_same(
-        [
-            f"the optimizer {type(optimizer).__name__} {options}",
+        layout=[
+            f"the optimizer {type(optimizer).__name__} {numbers}",
             *(f"a weight {n}: {np.dtype(each.dtype)} {list(each.shape)}" for n, each in enumerate(trainer._params)),
-        ]
+        ],
+        batch_of=lambda indices: [each.asnumpy() for each in _arrays(_batch(loader, indices))],
+        **options,
     )
     prepared = Loader(loader, balancer, trainer, workers)
-    require_common(
-        lambda indices: [each.asnumpy() for each in _arrays(prepared._batch(indices))],
-        len(loader._dataset),
-        gather.records,
-        rank=workers.rank,
-        partition=partition,
-    )
-    # The trainer's own exchange is not used: the keys of a second trainer would be those of the first.
+    # The trainer's own exchange is not used: a second trainer would use the keys of the first.
     trainer._kv_initialized, trainer._kvstore, trainer._update_on_kvstore = True, None, False
     workers.broadcast([each.data() for each in trainer._params])
     trainer.step = prepared._stepping(trainer.step)
@@ -112,60 +89,49 @@ def prepare(
 
 @final
 class Loader(BalancedLoader):
-    """This worker's batches. Each loop over it is the next epoch; `prepare` makes it.
+    """This worker's batches. Each loop over it is the next epoch; `prepare` makes it."""
 
-    Attributes:
-        current: The share of the batch that was handed out last; None before the first.
-    """
-
-    def __init__(self, loader: Any, balancer: Balancer, trainer: Any, workers: Workers) -> None:
-        self.current: Share | None = None
-        self._loader = loader
+    def __init__(self, loader: Any, balancer: Balancer, trainer: Any, workers: StoreWorkers) -> None:
         self._balancer = balancer
         self._trainer = trainer
         self._workers = workers
-        self._handed: float | None = None
+        ahead = Ahead(partial(_batch, loader), partial(_begin, loader) if loader._num_workers else None)
+        self._batches = ShareBatches(balancer, ahead, f"the step on the last one: {_NO_STEP}")
+        if loader._num_workers:  # A pool thread that is alive at exit could abort the process.
+            atexit.register(loader._worker_pool.join)
+            atexit.register(loader._worker_pool.terminate)  # Exit functions registered last run first.
 
     def __iter__(self) -> Iterator[Any]:
-        for share in self._balancer.epoch():
-            batch = self._batch(share.indices)
-            self.current, self._handed = share, time.perf_counter()
-            yield batch
-            if self._handed is not None:
-                raise ConfigError(f"a batch was asked for before the step on the last one: {_NO_STEP}")
+        return self._batches.of(self._balancer.epoch())
+
+    @property
+    def current(self) -> "Share | None":
+        """The share of the batch that was handed out last; None before the first."""
+        return self._batches.current
 
     def _settled(self) -> Balancer:
         return self._balancer
 
     def __len__(self) -> int:
         """The iterations of an epoch."""
-        sampler, workers = self._loader._batch_sampler, self._workers.count
-        whole, rest = divmod(len(self._loader._dataset), sampler._batch_size * workers)
-        return whole + (rest > 0 and sampler._last_batch == "keep")
-
-    def _batch(self, indices: IntArray) -> Any:
-        """The samples with these indices."""
-        return self._loader._batchify_fn([self._loader._dataset[int(at)] for at in indices])
+        return self._balancer.iterations
 
     def _stepping(self, step: Callable[..., None]) -> Callable[..., None]:
         """The trainer's `step`, on the gradients of all workers."""
 
         def balanced(batch_size: int, ignore_stale_grad: bool = False) -> None:
             share = self.current
-            if share is None or self._handed is None:
-                raise ConfigError(f"the trainer steps without a batch of the prepared loader in hand: {_NO_STEP}")
+            if share is None or not self._batches.due:
+                raise ConfigError(f"the trainer steps without a current batch of the prepared loader: {_NO_STEP}")
             if batch_size not in (1, len(share.indices)):
                 raise ConfigError(
                     f"this batch has {len(share.indices)} samples and the trainer was told to step on {batch_size}:"
                     " give step the samples of the batch, as in step(len(labels)), or 1 if the loss is a mean"
                 )
             gradients = [each.list_grad()[0] for each in self._trainer._params if each.grad_req != "null"]
-            finite = all(bool(mx.nd.all_finite(each).asscalar()) for each in gradients)  # It waits for them.
-            self._balancer.report(time.perf_counter() - self._handed, finite=finite)
-            self._handed, self.current = None, self._balancer.share
-            share = self._balancer.share
-            assert share is not None
-            # Divided here: a batch of one sample does not say whether the loss is a mean, and all must divide alike.
+            finite = all(bool(mx.nd.all_finite(each).asscalar()) for each in gradients)  # This waits for the gradients.
+            share = self._batches.report(finite=finite)
+            # Divided here: all must divide alike, and a batch of one sample does not show whether the loss is a mean.
             self._combine(gradients, share.weight / batch_size, summed=self._balancer.scheme.period is None)
             step(1, ignore_stale_grad)
             if share.average is not None:
@@ -176,16 +142,31 @@ class Loader(BalancedLoader):
         return balanced
 
     def _combine(self, arrays: Sequence[Any], weight: float, *, summed: bool) -> None:
-        """Multiply the arrays by the weight, in place, and add up those of all workers if they are to be summed."""
+        """Multiply the arrays by the weight, in place, and if `summed`, add up those of all workers."""
         for kind in dict.fromkeys(np.dtype(each.dtype).name for each in arrays):
             alike = [each for each in arrays if np.dtype(each.dtype).name == kind]
             flat = mx.nd.concat(*(each.reshape(-1) for each in alike), dim=0)
-            # An array, since a number would be rounded to float32; and 0 times NaN would be NaN.
+            # As an array, because a number would be rounded to float32; zeros, because 0 times NaN would be NaN.
             flat = flat * mx.nd.array([weight], dtype=kind) if weight else mx.nd.zeros_like(flat)
             flat, at = self._workers.sum(flat) if summed else flat, 0
             for each in alike:
                 each[:] = flat[at : at + each.size].reshape(each.shape)
                 at += each.size
+
+
+def _batch(loader: Any, indices: IntArray) -> Any:
+    """The samples of the loader with these indices."""
+    if loader._worker_pool is not None:
+        return _begin(loader, indices)()
+    return loader._batchify_fn([loader._dataset[int(at)] for at in indices])
+
+
+def _begin(loader: Any, indices: IntArray) -> Callable[[], Any]:
+    """Start to fetch these samples with the loader's own workers, like its own iterator."""
+    threads = loader._thread_pool
+    work, dataset = (_thread_worker_fn, loader._dataset) if threads else (_worker_fn, None)
+    coming = loader._worker_pool.apply_async(work, (indices.tolist(), loader._batchify_fn, dataset))
+    return lambda: coming.get(loader._timeout) if threads else pickle.loads(coming.get(loader._timeout))
 
 
 def _refuse_parts(*_: Any, **__: Any) -> None:
@@ -195,7 +176,7 @@ def _refuse_parts(*_: Any, **__: Any) -> None:
 
 
 def _refuse_clipping(trainer: Any) -> None:
-    """Refuse `clip_global_norm` on gradients of the trainer, wherever a module has that function."""
+    """Refuse `clip_global_norm` on the trainer's gradients, in every module that has this function."""
     clip = gluon.utils.clip_global_norm
 
     @functools.wraps(clip)
@@ -240,11 +221,11 @@ def _require_trainer(trainer: Any) -> None:
                 " for each worker, and call it once before prepare if it has no in_units"
             )
         if np.dtype(each.dtype).name not in _FLOATS or each._stype != "default" or each._grad_stype != "default":
-            raise ConfigError(f"the parameter {each.name} is no dense array of float32 or float64")
+            raise ConfigError(f"the parameter {each.name} is not a dense array of float32 or float64")
 
 
 def _read(loader: Any) -> tuple[bool, int, bool]:
-    """Whether it shuffles, one worker's batch size, and whether the last batch is dropped."""
+    """Return whether it shuffles, one worker's batch size, and whether the last batch is dropped."""
     if not isinstance(loader, gluon.data.DataLoader):
         raise ConfigError(f"the loader is {shown(loader)}: prepare takes a gluon.data.DataLoader")
     sampler = loader._batch_sampler
@@ -253,6 +234,6 @@ def _read(loader: Any) -> tuple[bool, int, bool]:
         order, gluon.data.RandomSampler | gluon.data.SequentialSampler
     ):
         raise ConfigError("the loader has a custom sampler: give shuffle= and batch_size= instead")
-    if sampler._last_batch == "rollover" or loader._num_workers:
-        raise ConfigError('the loader has last_batch="rollover" or num_workers: leave them out')
+    if sampler._last_batch == "rollover":
+        raise ConfigError('the loader has last_batch="rollover": leave it out')
     return isinstance(order, gluon.data.RandomSampler), sampler._batch_size, sampler._last_batch == "discard"

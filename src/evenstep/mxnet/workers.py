@@ -1,4 +1,4 @@
-"""The workers of MXNet's distributed kvstore: sums over all of them, and rows that no float has to carry."""
+"""The workers of MXNet's distributed kvstore: sums over all of them, and rows that do not travel as floats."""
 
 import os
 import socket
@@ -15,23 +15,23 @@ from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.launch.marks import leave_mark
 from evenstep.worker.api.row_exchange import RowExchange
 
-_keys = count(1 << 20)  # Beyond those of a Trainer, which counts its parameters from 0.
+_keys = count(1 << 20)  # Above the keys of a Trainer, which numbers its parameters from 0.
 _key_of: dict[tuple[str, int], int] = {}
-"""The store's keys by dtype and length; the server keeps them as long as this process runs."""
+"""The store's keys by dtype and length; the server keeps them while this process runs."""
 
 
 @final
-class Workers:
+class StoreWorkers:
     """All workers of a store.
 
-    The store sums floating-point vectors. It rounds integers above 2^24 and its pulls never end if a worker has died,
-    so rows go through worker 0, over a connection that breaks when a worker dies; and they go before each sum.
+    The store sums floating-point vectors. It rounds integers above 2^24, and its pulls never end if a worker has died.
+    So rows go through worker 0, over connections that break when a worker dies, and before each sum.
 
     Args:
         store: A kvstore, or its name.
 
     Raises:
-        ConfigError: It does not wait for all workers.
+        ConfigError: The store does not wait for all workers.
     """
 
     def __init__(self, store: Any) -> None:
@@ -50,7 +50,7 @@ class Workers:
         leave_mark(LaunchSettings.from_environment(os.environ), os.environ.get("RANK", ""))
         self._store = mx.kv.create(store) if isinstance(store, str) else store
         self.count = int(self._store.num_workers)
-        # The store numbers workers as they come; a launcher's numbers are those that its messages and --slow name.
+        # The store numbers workers in order of arrival; a launcher's messages and --slow use the launcher's numbers.
         launched = os.environ.get("WORLD_SIZE") == str(self.count) and "RANK" in os.environ
         self.rank = int(os.environ["RANK"]) if launched else int(self._store.rank)
         self.rows = RowExchange(
@@ -63,7 +63,7 @@ class Workers:
         self.all_gather = self.rows.all_gather
 
     def sum(self, vector: Any) -> Any:
-        """The sum of a vector of float32 or float64 over all workers."""
+        """The sum of a float32 or float64 vector over all workers."""
         if self.count == 1:
             return vector
         kind = np.dtype(vector.dtype).name, vector.size
@@ -74,35 +74,35 @@ class Workers:
         total = mx.nd.empty(vector.shape, dtype=vector.dtype)
         self._store.push(key, vector)
         self._store.pull(key, out=total)
-        # A process that ends leaves out what it has not begun, and the others would wait for its part for ever.
+        # A process that ends skips operations that it has not begun, and the others would wait for its part forever.
         total.wait_to_read()
         return total
 
     def broadcast(self, arrays: Sequence[Any]) -> None:
-        """Give the arrays the values that they have on worker 0."""
+        """Set the arrays to their values on worker 0."""
         for array in arrays:
             own = array.reshape(-1) if self.rank == 0 else mx.nd.zeros(array.size, dtype=array.dtype)
             array[:] = self.sum(own).reshape(array.shape)
 
 
-_joined: Workers | None = None
+_joined: StoreWorkers | None = None
 
 
-def join(store: Any) -> Workers:
-    """The workers of the store; a process can have one store, since a second one never gets an answer.
+def join(store: Any) -> StoreWorkers:
+    """Join the workers of the store; a process can have only one store, because a second one never gets an answer.
 
     Raises:
         ConfigError: It does not wait for all workers.
     """
     global _joined
     if _joined is None:
-        _joined = Workers(store)
+        _joined = StoreWorkers(store)
     return _joined
 
 
 def _own_address() -> str:
-    """The address of this host by which the scheduler's host reaches it."""
+    """The address at which the scheduler's host reaches this host."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
-        trial.connect((os.environ.get("DMLC_PS_ROOT_URI", "127.0.0.1"), 9))  # Sends nothing.
+        trial.connect((os.environ.get("DMLC_PS_ROOT_URI", "127.0.0.1"), 9))  # This sends nothing.
         address: str = trial.getsockname()[0]
         return address

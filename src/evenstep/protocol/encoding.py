@@ -10,7 +10,7 @@ from evenstep.transport.base import ConnectionLostError
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
 Version: TypeAlias = Annotated[int, Meta(ge=-1, le=2**62)]
-"""-1: none yet."""
+"""A version of the weights; -1 if there are none yet."""
 Incarnation: TypeAlias = Version
 Sequence: TypeAlias = Annotated[int, Meta(ge=1, le=2**62)]
 """Numbers a worker's requests within an incarnation."""
@@ -33,7 +33,7 @@ _NUMBERED: Final = msgspec.msgpack.Decoder(_Numbered)
 
 
 def encode(message: Record) -> bytes:
-    """The header that `Connection.send` takes."""
+    """Encode a message as the header that `Connection.send` takes."""
     return _ENCODER.encode(message)
 
 
@@ -53,7 +53,7 @@ def decode(decoder: "msgspec.msgpack.Decoder[_Decoded]", header: bytes) -> _Deco
 
 
 def sequence_of(header: bytes) -> int:
-    """The sequence of a request that may be invalid otherwise; 0 if it has none."""
+    """Return the sequence of a request that may be invalid otherwise; 0 if it has none."""
     try:
         return _NUMBERED.decode(header).sequence
     except (ValueError, RecursionError):

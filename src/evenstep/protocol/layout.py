@@ -17,13 +17,13 @@ from msgspec import Meta, Struct
 from evenstep.core.errors import ConfigError
 
 DTYPE_BYTES: Final = MappingProxyType({"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8})
-"""The possible dtypes of weights, and the bytes of one number of each."""
+"""The possible dtypes of weights, and the bytes per number."""
 
 ALIGNMENT: Final = 64
-"""In bytes: the blocks of a message begin at multiples of it, and its length is a multiple."""
+"""Bytes. The blocks of a message begin at multiples of it, and the length of a message is a multiple of it."""
 
 MAX_BYTES: Final = 2**42
-"""Of all parameters of a run."""
+"""The most bytes of all parameters of a run."""
 
 _MAX_PARAMETERS: Final = 1_000_000
 _MAX_GROUPS: Final = 100_000
@@ -88,7 +88,7 @@ class ShardLayout:
 
     @classmethod
     def of(cls, parameters: Iterable[ParameterSpec]) -> Self:
-        """The layout of these parameters, sorted by group and dtype, otherwise in the given order."""
+        """Lay out these parameters, sorted by group and dtype, otherwise in the given order."""
         ordered = sorted(parameters, key=_kind)
         blocks: list[Block] = []
         end = 0
@@ -101,7 +101,7 @@ class ShardLayout:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the parameters."""
+        """Return a hash of the parameters."""
         text = repr([(p.name, p.shape, p.dtype, p.group) for p in self.parameters])
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -141,7 +141,7 @@ class Layout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def aligned(nbytes: int) -> int:
-    """The next multiple of `ALIGNMENT` bytes."""
+    """Round up to a multiple of `ALIGNMENT` bytes."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 

@@ -1,6 +1,6 @@
 """The messages between a worker and a server.
 
-Some messages are followed by a payload of bytes (gradients, weights, records), which the docstring of the class names.
+Some messages are followed by a payload of bytes (gradients, weights, records), which the class's docstring describes.
 """
 
 from typing import Annotated, Final, TypeAlias
@@ -14,11 +14,11 @@ from evenstep.protocol.encoding import Count, Incarnation, Record, Sequence, Ver
 from evenstep.protocol.optimizer import Finite, Options
 
 MAX_COST: Final = 2**31
-"""Of one sample."""
+"""The highest cost of one sample."""
 COST_BYTES: Final = 4
-"""Of the cost of one position."""
+"""The bytes of the cost of one position."""
 MAX_ROUNDS: Final = 8
-"""Rounds of the rendezvous."""
+"""The most rounds of the rendezvous."""
 
 Row: TypeAlias = Annotated[
     tuple[Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)], ...],
@@ -35,11 +35,11 @@ class Initialise(Record, frozen=True, kw_only=True):
 class Begin(Record, frozen=True, kw_only=True):
     """Begin a pass over the data.
 
-    If samples differ in cost, the payload is the cost of each position of the pass, as whole numbers from 1 to
-    `MAX_COST` of 4 bytes, the lowest first.
+    If samples differ in cost, the payload is the cost of each position of the pass, as little-endian integers of 4
+    bytes, from 1 to `MAX_COST`.
 
     Attributes:
-        ahead: The number of claims to hold in addition to the present one.
+        ahead: The number of claims to hold in addition to the current one.
         mean: The cost of an average sample of the dataset; None if all samples cost alike.
     """
 
@@ -49,10 +49,10 @@ class Begin(Record, frozen=True, kw_only=True):
     mean: Annotated[int, Meta(ge=1, le=MAX_COST)] | None = None
 
 
-class Push(Record, frozen=True, kw_only=True):
+class PushGradients(Record, frozen=True, kw_only=True):
     """The payload is the gradient of a claim; there is none if `samples` is 0.
 
-    The worker is done with its older claims. The gradient was computed on them too, or the script has skipped them.
+    The worker is finished with its older claims: the gradient was computed on them too, or the script skipped them.
 
     Attributes:
         weights: The version of the weights on which the gradient was computed.
@@ -80,7 +80,7 @@ class Rest(Record, frozen=True, kw_only=True):
     """Wait for claims, or for the end of the pass.
 
     Attributes:
-        done: The worker is done with its claims up to this one; others go back. None: all go back.
+        done: The worker is finished with its claims up to this one; others go back. None: all go back.
         ended: The worker's loop has ended, so it takes no more claims.
     """
 
@@ -92,11 +92,11 @@ class Stop(Record, frozen=True, kw_only=True):
     """Leave the loop before the pass has ended."""
 
 
-RequestBody: TypeAlias = Initialise | Begin | Push | More | Rest | Stop
+RequestBody: TypeAlias = Initialise | Begin | PushGradients | More | Rest | Stop
 
 
-class Request(Record, frozen=True, kw_only=True):
-    """A request to shard 0. The `Answer` has the same sequence. `has`: the version of the worker's weights."""
+class NumberedRequest(Record, frozen=True, kw_only=True):
+    """A request to shard 0. The `NumberedReply` has the same sequence. `has`: the version of the worker's weights."""
 
     sequence: Sequence
     has: Version
@@ -147,18 +147,16 @@ class Start(Record, frozen=True, kw_only=True):
         incarnation: The former incarnation of the worker, or -1.
         has: The version of the worker's weights.
         timeout: How many seconds the worker may keep others waiting.
-        process: The id of the worker's process.
     """
 
     rank: Count
     incarnation: Incarnation
     has: Version
     timeout: Finite
-    process: Annotated[int, Meta(ge=1, le=2**62)]
 
 
 class Goodbye(Record, frozen=True, kw_only=True):
-    """The worker is done."""
+    """The worker has finished."""
 
 
 class States(Record, frozen=True, kw_only=True):
@@ -167,10 +165,6 @@ class States(Record, frozen=True, kw_only=True):
 
 class LoadStates(Record, frozen=True, kw_only=True):
     """The payload is the state from which the optimizer has to continue."""
-
-
-class Drain(Record, frozen=True, kw_only=True):
-    """Ask for `Drained` when no worker is left."""
 
 
 class Follow(Record, frozen=True, kw_only=True):
@@ -182,7 +176,7 @@ class ServeGroup(Record, frozen=True, kw_only=True):
 
 
 Asked: TypeAlias = (
-    Request | Stage | Again | Ping | Meet | Absent | Start | Goodbye | States | LoadStates | Drain | Follow | ServeGroup
+    NumberedRequest | Stage | Again | Ping | Meet | Absent | Start | Goodbye | States | LoadStates | Follow | ServeGroup
 )
 
 
@@ -193,14 +187,14 @@ class SendWeights(Record, frozen=True, kw_only=True):
     """The run has no weights yet; the worker must send its own with `Initialise`."""
 
 
-class Work(Record, frozen=True, kw_only=True):
+class Grant(Record, frozen=True, kw_only=True):
     """The worker may run.
 
     Attributes:
         claims: The number and the ranges [start, stop) of each new claim.
         over: Whether the pass has ended.
         lead, bound, held: After a hold: the worker's lead, its limit, and the seconds for which the worker was held.
-        staleness, behind, share: Those of the commit of the worker's last push.
+        staleness, behind, share: From the commit of the worker's last push.
         sizes: The batch sizes of all workers, if they have changed.
     """
 
@@ -215,8 +209,8 @@ class Work(Record, frozen=True, kw_only=True):
     sizes: tuple[Count, ...] | None = None
 
 
-class Answer(Record, frozen=True, kw_only=True):
-    """The answer to a `Request`, from shard 0. If it comes with weights, every shard sends one, without a body.
+class NumberedReply(Record, frozen=True, kw_only=True):
+    """The answer to a `NumberedRequest`, from shard 0. If it comes with weights, every shard sends one, without a body.
 
     `weights`: the weights of `version` are the payload, or in shared memory.
     """
@@ -224,7 +218,7 @@ class Answer(Record, frozen=True, kw_only=True):
     sequence: Sequence
     weights: bool
     version: Version
-    body: SendWeights | Work | None = None
+    body: SendWeights | Grant | None = None
 
 
 class Refusal(Record, frozen=True, kw_only=True):
@@ -286,15 +280,8 @@ class Loaded(Record, frozen=True, kw_only=True):
     """The optimizer has loaded the state."""
 
 
-class Drained(Record, frozen=True, kw_only=True):
-    """No worker is left. `awaits`: a worker that was given up may come back; `lost`: a worker will not."""
-
-    awaits: bool = False
-    lost: bool = False
-
-
 Answered: TypeAlias = (
-    Answer | Refusal | Staged | Resend | Pending | Pong | Met | Missing | Placed | States | Loaded | Drained
+    NumberedReply | Refusal | Staged | Resend | Pending | Pong | Met | Missing | Placed | States | Loaded
 )
 
 ASKED: Final = msgspec.msgpack.Decoder(Asked)

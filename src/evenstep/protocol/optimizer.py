@@ -59,9 +59,9 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Option]]] = MappingProxyType(
 
 
 def spec_of(name: str, options: Mapping[str, object]) -> OptimizerSpec:
-    """The optimizer of this name with one param group, of these options and torch's defaults for others.
+    """Describe an optimizer with one param group of these options, and torch's defaults for the others.
 
-    Other optimizers than SGD, Adam and AdamW are described by the given options alone.
+    Optimizers other than SGD, Adam and AdamW are described by the given options alone.
 
     Raises:
         ConfigError: It has no such option, or the value is of another kind.
@@ -75,7 +75,7 @@ def spec_of(name: str, options: Mapping[str, object]) -> OptimizerSpec:
 
 
 def plain_option(name: str, value: object) -> Option:
-    """An option as plain numbers; those of NumPy are taken too.
+    """Return an option as plain numbers; NumPy's numbers are accepted too.
 
     Raises:
         ConfigError: The value is of another kind, or not finite.
@@ -93,7 +93,7 @@ def plain_option(name: str, value: object) -> Option:
 
 
 def _finite(value: object) -> float | None:
-    """The value as a float; None if it is no finite number."""
+    """Return the value as a float; None if it is not a finite number."""
     if not isinstance(value, int | float | np.integer | np.floating):
         return None
     try:

@@ -14,7 +14,7 @@ from evenstep.protocol.optimizer import OptimizerSpec
 from evenstep.schemes import Scheme, parse_scheme
 
 MAX_BYTES: Final = 2**26
-"""Of the description of a run."""
+"""The most bytes of the description of a run."""
 
 _Size: TypeAlias = Annotated[int, Meta(ge=1, le=2**62)]
 
@@ -41,7 +41,7 @@ class RunSpec:
     """A run, which all workers describe in the same way.
 
     `length` is the number of samples in an epoch. With `drop_last`, an incomplete last global batch is left out.
-    `costs`: a checksum of what the samples cost; None if all cost alike.
+    `costs`: a checksum of the samples' costs; None if all cost alike.
     """
 
     scheme: Scheme
@@ -53,7 +53,7 @@ class RunSpec:
     costs: str | None = None
 
     def encode(self) -> bytes:
-        """As JSON."""
+        """Encode as JSON."""
         return msgspec.json.encode(
             _Record(
                 scheme=self.scheme.name,
@@ -71,7 +71,7 @@ class RunSpec:
 
     @classmethod
     def decode(cls, text: bytes, workers: int) -> Self:
-        """Read a description; ConfigError if it is not one of a run with this number of workers."""
+        """Read a description; ConfigError if it does not describe a run with this number of workers."""
         try:
             record = _DECODER.decode(text)
         except (ValueError, RecursionError) as error:
@@ -96,7 +96,7 @@ class RunSpec:
         )
 
     def difference(self, others: Self) -> str:
-        """The first difference from the description of other workers, in words, with both values."""
+        """Return the first difference from the description of other workers, in words, with both values."""
         mine, theirs = self._in_words(), others._in_words()
         for what in mine | theirs:
             if mine.get(what) != theirs.get(what):

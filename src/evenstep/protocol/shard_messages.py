@@ -22,7 +22,7 @@ class ShardAnswer(Record, frozen=True, kw_only=True):
 
 
 class ShardCommit(Record, frozen=True, kw_only=True):
-    """Commit these pushes with these weights. The other fields have an entry for each group (`core.sync.rate.Step`)."""
+    """Commit these pushes with these weights. The other fields have an entry for each group (`rate.RatedStep`)."""
 
     pushes: tuple[tuple[PushKey, Finite], ...]
     options: tuple[Options, ...]
@@ -38,7 +38,7 @@ class ShardDiscard(Record, frozen=True, kw_only=True):
 
 
 class ShardLeave(Record, frozen=True, kw_only=True):
-    """The worker has left. Of its pushes, only the `announced` ones can still be committed."""
+    """The worker has left. Only its `announced` pushes can still be committed."""
 
     worker: Count
     incarnation: Incarnation

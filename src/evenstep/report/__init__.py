@@ -1,1 +1,1 @@
-"""Shows what happened: from recorded events to values, tables and pictures. Knows nothing of how a run is done."""
+"""Reports on runs: turns recorded events into values, tables and plots. Independent of how a run is carried out."""

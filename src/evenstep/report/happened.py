@@ -1,7 +1,8 @@
-"""What happened once in a run and deserves a line: workers that joined or left, failures, decisions."""
+"""Single events in a run that deserve a line: workers that joined or left, failures, decisions."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import Any, Final, final
 
 from evenstep.core.supervision import Why
 from evenstep.telemetry import events
@@ -11,9 +12,9 @@ from evenstep.telemetry.events import Event, WorkerEvent
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happening:
-    """An event and its `text`. `worker`: whom it is about; `writer`: whose clock it has, None for servers and launcher.
+    """An event as `text`. `worker`: its subject; `writer`: the owner of its clock, None for servers and launcher.
 
-    `routine`: it comes often, or a worker's state shows it too.
+    `routine`: it is frequent, or also visible in a worker's state.
     """
 
     event: Event
@@ -23,72 +24,55 @@ class Happening:
     routine: bool
 
 
-def happening_of(event: Event) -> Happening | None:
-    """The happening of an event; None if it deserves no line."""
-    writer = event.worker if isinstance(event, WorkerEvent) else None
-    text = _text(event)
-    if text is None:
-        return None
-    about = (
-        event.worker
-        if isinstance(event, WorkerEvent | events.Joined | events.Left | events.CommitsLost | events.WorkerFailed)
-        else None
-    )
-    routine = isinstance(event, events.Joined | events.SnapshotWritten | events.CheckpointDone | events.Disturbed)
-    routine = routine or (isinstance(event, events.Left) and event.why == Why.DONE)
-    return Happening(event=event, text=text, worker=about, writer=writer, routine=routine)
-
-
-def _text(event: Event) -> str | None:
-    match event:
-        case WorkerEvent():
-            return _worker_text(event)
-        case events.Joined():
-            return f"worker {event.worker} came"
-        case events.Left():
-            return f"worker {event.worker} {event.why}"
-        case events.CommitsLost():
-            return f"{event.commits} commits were lost"
-        case events.WorkerFailed():
-            return f"worker {event.worker} {event.how}"
-        case events.ServersRestarted() | events.ServersLost() | events.ServerFailed():
-            return event.text
-    return _servers_text(event)
-
-
-def _worker_text(event: WorkerEvent) -> str | None:
-    match event:
-        case events.RanOutOfMemory():
-            return f"worker {event.worker} ran out of memory with {event.samples} samples"
-        case events.CheckpointDone():
-            return f"went on from the checkpoint {event.name}" if event.restored else f"checkpoint {event.name} saved"
-        case events.Disturbed():
-            how = slowness_text(event.factor, event.extra_seconds)
-            return f"worker {event.worker} is made {how or 'slower no longer'}"
-        case events.Failed():
-            return f"worker {event.worker} failed: {event.type}" + (f": {event.text}" if event.text else "")
-    return None
-
-
-def _servers_text(event: Event) -> str | None:
-    match event:
-        case events.Regrouped():
-            groups = "; ".join(" ".join(map(str, group)) for group in event.groups)
-            return f"groups are now {groups} ({event.reason})"
-        case events.SnapshotWritten():
-            return f"snapshot at version {event.version}"
-        case events.SnapshotFailed():
-            return f"no snapshot could be written ({event.text})"
-        case events.Restored():
-            return f"went on from the snapshot of version {event.version}"
-    return None
-
-
 def slowness_text(factor: float, extra_seconds: float) -> str:
-    """How much a worker is slowed, in a few words; empty if it is not."""
+    """Describe how much a worker is slowed, in a few words; empty if it is not."""
     parts = []
     if factor != 1:
         parts.append(f"{factor:.3g}x slower" if factor > 1 else f"{1 / factor:.3g}x faster")
     if extra_seconds:
         parts.append(f"slower by {1000 * extra_seconds:.3g} ms an iteration")
     return " and ".join(parts)
+
+
+_TEXTS: Final[Mapping[type[Event], Callable[[Any], str]]] = {
+    events.Joined: lambda event: f"worker {event.worker} came",
+    events.Left: lambda event: f"worker {event.worker} {event.why}",
+    events.CommitsLost: lambda event: f"{event.commits} commits were lost",
+    events.WorkerFailed: lambda event: f"worker {event.worker} {event.how}",
+    events.ServersRestarted: lambda event: str(event.text),
+    events.ServersLost: lambda event: str(event.text),
+    events.ServerFailed: lambda event: str(event.text),
+    events.RanOutOfMemory: lambda event: f"worker {event.worker} ran out of memory with {event.samples} samples",
+    events.CheckpointDone: lambda event: (
+        f"went on from the checkpoint {event.name}" if event.restored else f"checkpoint {event.name} saved"
+    ),
+    events.Disturbed: lambda event: (
+        f"worker {event.worker} is made {slowness_text(event.factor, event.extra_seconds) or 'slower no longer'}"
+    ),
+    events.Failed: lambda event: (
+        f"worker {event.worker} failed: {event.type}" + (f": {event.text}" if event.text else "")
+    ),
+    events.Regrouped: lambda event: (
+        f"groups are now {'; '.join(' '.join(map(str, group)) for group in event.groups)} ({event.reason})"
+    ),
+    events.SnapshotWritten: lambda event: f"snapshot at version {event.version}",
+    events.SnapshotFailed: lambda event: f"no snapshot could be written ({event.text})",
+    events.Restored: lambda event: f"went on from the snapshot of version {event.version}",
+}
+"""The functions that make happenings, by the kind of event."""
+_ROUTINE: Final = (events.Joined, events.SnapshotWritten, events.CheckpointDone, events.Disturbed)
+
+
+def happening_of(event: Event) -> Happening | None:
+    """The happening for an event; None if it deserves no line."""
+    text = _TEXTS.get(type(event))
+    if text is None:
+        return None
+    done = isinstance(event, events.Left) and event.why == Why.DONE
+    return Happening(
+        event=event,
+        text=text(event),
+        worker=getattr(event, "worker", None),
+        writer=event.worker if isinstance(event, WorkerEvent) else None,
+        routine=done or isinstance(event, _ROUTINE),
+    )

@@ -1,15 +1,16 @@
-"""The iterations of one worker, in columns, so that a run of a million iterations fits in memory."""
+"""The iterations of one worker as columns, so that a run of a million iterations fits in memory."""
 
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from enum import StrEnum
+from operator import attrgetter
 from typing import Final, Self, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
 
 from evenstep.core.errors import ConfigError
+from evenstep.report.account.account import Part
 from evenstep.telemetry.events import IterationDone
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -18,31 +19,19 @@ _UNKNOWN: Final = float("nan")
 
 
 @final
-class Part(StrEnum):
-    """What a worker does with its time, in the order of an iteration."""
-
-    INPUT = "input"
-    COMPUTE = "compute"
-    WAIT = "waiting"
-    COMMUNICATION = "communication"
-    SCRIPT = "script"
-
-
-@final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Iterations:
     """One worker's iterations in order; each column has the shape [iterations], with NaN for unknown values.
 
-    `numbers` count from 0 over the whole run. `began` is in seconds of the worker's clock. `measured` are the samples
-    that the seconds of compute are of: on a GPU those of the iteration before, and if samples differ in cost, average
-    samples. `cost` is in average samples, `padding` the part of it that is padding, also in average samples. On
-    servers, `staleness` (versions), `behind` (global batches) and `lead` (iterations) are of its push.
+    `numbers` count from 0 over the whole run. `began` is in seconds of the worker's clock. `measured` holds the samples
+    to which the compute seconds belong: on a GPU those of the iteration before, and if samples have costs, in average
+    samples. `cost` is in average samples, and so is `padding`, the part of it that is padding. On servers,
+    `staleness` (versions), `behind` (global batches) and `lead` (iterations) describe the iteration's push.
     """
 
     numbers: FloatArray
     began: FloatArray
     samples: FloatArray
-    measured: FloatArray
     cost: FloatArray
     padding: FloatArray
     iteration_seconds: FloatArray
@@ -53,22 +42,23 @@ class Iterations:
     staleness: FloatArray
     behind: FloatArray
     lead: FloatArray
+    measured: FloatArray
 
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitem__(self, index: slice) -> Self:
+    def __getitem__(self, index: slice | npt.NDArray[np.bool_]) -> Self:
         return replace(self, **{name: getattr(self, name)[index] for name in _COLUMNS})
 
     @property
     def rest_seconds(self) -> FloatArray:
-        """The script's own time: the iteration less its input, compute, waiting and communication."""
+        """The script's own time: the iteration minus its input, compute, waiting and communication."""
         parts = self.input_seconds + self.compute_seconds + self.wait_seconds + self.comm_seconds
         return np.maximum(self.iteration_seconds - parts, 0.0)
 
     @property
     def parts(self) -> dict[Part, FloatArray]:
-        """The seconds of each part; each of shape [iterations]."""
+        """The seconds of each part, each of shape [iterations]."""
         return {
             Part.INPUT: self.input_seconds,
             Part.COMPUTE: self.compute_seconds,
@@ -87,17 +77,24 @@ class Iterations:
         before = np.concatenate([[0.0], self.rest_seconds])[:-1]
         return np.array([self.compute_seconds, self.input_seconds, before])
 
+    @property
+    def seconds_since_meeting(self) -> FloatArray:
+        """Seconds from the end of one synchronisation to the end of the next; time after the last is the first's."""
+        return np.asarray(self.iteration_seconds - self.rest_seconds + np.roll(self.rest_seconds, 1))
+
 
 _COLUMNS: Final = tuple(field.name for field in fields(Iterations))
+_RECORDED: Final = attrgetter("iteration", "at", *_COLUMNS[2:-1])
+"""The event's field for each column, in order; the last column, `measured`, follows from the event's row."""
 
 
 @final
 class IterationsBuilder:
-    """Takes a worker's events one by one; with `keep`, it holds only about that many of the latest.
+    """Builds columns from a worker's events, one by one; with `keep`, it holds only about that many of the latest.
 
     Attributes:
         count: The iterations taken so far.
-        samples: Their samples.
+        samples: The samples in them.
     """
 
     def __init__(self, *, keep: int | None = None) -> None:
@@ -108,24 +105,9 @@ class IterationsBuilder:
 
     def take(self, event: IterationDone) -> None:
         """Add one event."""
-        row = (
-            event.iteration,
-            _known(event.at),
-            event.samples,
-            _measured(event),
-            _known(event.cost),
-            _known(event.padding),
-            event.iteration_seconds,
-            event.input_seconds,
-            event.compute_seconds,
-            event.wait_seconds,
-            event.comm_seconds,
-            _known(event.staleness),
-            _known(event.behind),
-            _known(event.lead),
-        )
+        row = (*_RECORDED(event), _measured(event))
         for column, value in zip(self._columns, row, strict=True):
-            column.append(value)
+            column.append(_UNKNOWN if value is None else value)
         self.count += 1
         self.samples += event.samples
         if self._keep is not None and len(self._columns[0]) > 2 * self._keep:
@@ -133,28 +115,24 @@ class IterationsBuilder:
                 del column[: -self._keep]
 
     def finish(self) -> Iterations:
-        """The iterations that are held."""
+        """Return the iterations that are held."""
         return Iterations(**{name: np.array(each) for name, each in zip(_COLUMNS, self._columns, strict=True)})
 
 
-def _known(value: float | None) -> float:
-    return _UNKNOWN if value is None else value
-
-
 def _measured(event: IterationDone) -> float:
-    """A worker's row begins with the samples and the microseconds of an average pass."""
+    """The measured samples, from a row that begins with the samples and the microseconds of an average pass."""
     if len(event.row) < 2 or not event.row[1]:
         return event.samples
     return event.row[0] * max(round(event.compute_seconds * 1e6 / event.row[1]), 1)
 
 
 def true_waits(iterations: Mapping[int, Iterations]) -> dict[int, Iterations]:
-    """The iterations of workers behind a barrier, with all the time that each waited for the latest as its waiting.
+    """The iterations of workers behind a barrier, in which waiting is all the time that each waited for the latest.
 
-    A worker records as waiting how much longer the slowest one *computed*, which is all that workers exchange. A worker
-    can also be late because of its input or its script, which the others record as communication. The events of all
-    workers together tell these apart; the sum of waiting and communication stays. Iterations that not all workers have
-    finished stay as they are; those before the first that all have recorded are left out.
+    A worker records as waiting how much longer the slowest one *computed*, because workers exchange nothing else. A
+    worker can also be late because of its input or its script, which the others record as communication. The events of
+    all workers together separate these; the sum of waiting and communication stays the same. Iterations that not all
+    workers have finished are unchanged; those before the first one that all have recorded are left out.
     """
     start = max(float(done.numbers[0]) for done in iterations.values())
     iterations = {worker: done[int(np.searchsorted(done.numbers, start)) :] for worker, done in iterations.items()}

@@ -1,18 +1,18 @@
 """The events of a run directory as one value."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Self, final
+from typing import Final, final
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.supervision import Why
+from evenstep.report.account.absences import Absences
 from evenstep.report.happened import Happening, happening_of
 from evenstep.report.iterations import Iterations, IterationsBuilder, true_waits
 from evenstep.telemetry import ROLES, Event, read_events
 from evenstep.telemetry.events import (
-    Begun,
     IterationDone,
     Joined,
     Left,
@@ -25,54 +25,36 @@ from evenstep.telemetry.events import (
 )
 
 SERVER: Final = "server"
-"""The engine of a run on parameter servers, as the event `run` names it."""
+"""The name of the engine of a run on parameter servers, in the event `run`."""
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ServerRecord:
-    """What the servers did: `commits` and `bytes` of gradients that reached the first server.
+    """The servers' records: `commits` and `bytes` of gradients that reached the first server, and who came and went.
 
-    `samples` are those committed since the run started. `early` are workers that left by themselves, in the middle of a
-    pass or before a pass that others started.
+    `samples` counts those committed since the run started.
     """
 
-    commits: int
-    bytes: int
-    samples: int
-    attendance: tuple[Joined | Left, ...]
-    early: frozenset[int]
+    commits: int = 0
+    bytes: int = 0
+    samples: int = 0
+    joins: int = 0
+    leaves: list[Left] = field(default_factory=list)
+    absences: Absences = field(default_factory=Absences)
 
-    @classmethod
-    def from_events(cls, events: Iterable[Event]) -> Self:
-        """From the events of `server-*.jsonl`."""
-        tallies: list[Tallied] = []
-        attendance: list[Joined | Left] = []
-        passes: dict[int, int] = {}
-        done: dict[int, bool] = {}  # Workers that are done, and whether they left in the middle of a pass.
-        joined = set()
-        for event in events:
-            if isinstance(event, Tallied):
-                tallies.append(event)
-            elif isinstance(event, Begun):
-                passes[event.worker] = event.number
-            elif isinstance(event, Joined):
-                joined.add(event.worker)
-                attendance.append(event)
-                done.pop(event.worker, None)
-            elif isinstance(event, Left) and event.worker in joined:
-                attendance.append(event)
-                done.pop(event.worker, None)
-                if event.why == Why.DONE:
-                    done[event.worker] = event.early
-        latest = max(passes.values(), default=-1)
-        return cls(
-            commits=sum(each.commits for each in tallies),
-            bytes=sum(each.bytes for each in tallies),
-            samples=tallies[-1].samples if tallies else 0,
-            attendance=tuple(attendance),
-            early=frozenset(worker for worker, early in done.items() if early or passes.get(worker, latest) < latest),
-        )
+    def take(self, event: Event) -> None:
+        """Add an event of a server."""
+        self.absences.take(event)
+        match event:
+            case Tallied():
+                self.commits += event.commits
+                self.bytes += event.bytes
+                self.samples = event.samples
+            case Joined():
+                self.joins += 1
+            case Left() if event.why != Why.NEVER_CAME:
+                self.leaves.append(event)
 
 
 @final
@@ -81,13 +63,13 @@ class RecordedRun:
     """A run.
 
     Attributes:
-        iterations: By worker. On servers, workers have different numbers of iterations.
-        about: By worker, the event with which it started.
+        iterations: The iterations by worker. On servers, workers have different numbers of iterations.
+        about: The event with which each worker started.
         planned: Each change of all workers' batch sizes.
-        servers: What parameter servers recorded; None for a run without servers.
-        notes: What the script noted, worker after worker.
-        happenings: What deserves a line each.
-        failed: How workers' processes failed, by worker.
+        servers: The records of parameter servers; None for a run without servers.
+        notes: The notes of the script, worker after worker.
+        happenings: Events that deserve a line each.
+        failed: The failures of workers' processes, by worker.
     """
 
     scheme: str
@@ -113,47 +95,42 @@ class RecordedRun:
 
     @property
     def length(self) -> int:
-        """The iterations that every worker has finished."""
+        """The number of iterations that every worker has finished."""
         return min(len(done) for done in self.iterations.values())
 
     @property
     def counted(self) -> Mapping[int, Iterations]:
-        """The iterations that count: on servers all, otherwise those that every worker has finished."""
+        """The iterations that count: all on servers, otherwise those that every worker has finished."""
         stop = self.length if self.servers is None else None
         return {worker: self.iterations[worker][:stop] for worker in self.workers}
 
     @property
-    def plans(self) -> list[Sequence[int]]:
-        """All workers' decided batch sizes, each time that they changed."""
-        return [each.batch_sizes for each in self.planned]
-
-    @property
     def simulated(self) -> bool:
-        """Whether its time was virtual."""
+        """True if its time was virtual."""
         return any(about.simulated for about in self.about.values())
 
     @property
     def emulated(self) -> bool:
-        """Whether any of its workers had the speed of another device."""
+        """True if any of its workers had the speed of another device."""
         return any(about.emulated for about in self.about.values())
 
     @property
     def kind(self) -> str:
-        """What is not real about the run, to stand behind its name; empty for a real run."""
+        """The part of the run that is not real, to add after its name; empty for a real run."""
         if self.simulated:
             return " (simulated)"
         return " (emulated devices)" if self.emulated else ""
 
     def wall_offset(self, writer: int | None) -> float:
-        """What to add to a worker's clock to get the wall clock; None: the clock of the servers and the launcher."""
+        """The offset from a worker's clock to the wall clock; None: from the clock of the servers and the launcher."""
         return self.about[min(self.about) if writer is None else writer].wall_offset
 
 
 @final
 class RunBuilder:
-    """Takes the events of a run one by one, each writer's in their order, and makes the run of them at any time.
+    """Builds a run, at any time, from its events, which come one by one and in order for each writer.
 
-    A worker that was restarted into the same directory counts from its last start; on servers it continued the same
+    A worker that was restarted with the same directory counts from its last start; on servers it continued the same
     run, and all of it counts. With `keep`, only about that many of each worker's latest iterations are held, and no
     notes.
     """
@@ -165,7 +142,7 @@ class RunBuilder:
         self._notes: dict[int, list[Noted]] = defaultdict(list)
         self._happenings: list[Happening] = []
         self._failed: dict[int, str] = {}
-        self._server_events: list[Event] = []
+        self._servers = ServerRecord()
         self.done: dict[int, IterationsBuilder] = {}
 
     def take(self, event: Event) -> None:
@@ -176,10 +153,10 @@ class RunBuilder:
             elif event.worker not in self.done:
                 return
             self._take_of_worker(event)
-        elif isinstance(event, Tallied | Begun | Joined | Left):
-            self._server_events.append(event)
         elif isinstance(event, WorkerFailed):
             self._failed[event.worker] = event.how
+        else:
+            self._servers.take(event)
         happening = happening_of(event)
         if happening is not None:
             self._happenings.append(happening)
@@ -209,7 +186,7 @@ class RunBuilder:
             ConfigError: No worker has finished an iteration, or behind a barrier no iteration is in all files.
         """
         iterations = {worker: each.finish() for worker, each in self.done.items() if each.count}
-        # Files are read one after the other, so the newest start is not the last one that was read.
+        # Files are read one after the other, so the newest start is not always the one that was read last.
         newest = max(self._about.values(), key=lambda about: about.unix_seconds or 0.0, default=None)
         if newest is not None:
             iterations = {worker: done for worker, done in iterations.items() if self._is_of(newest, worker, done)}
@@ -223,16 +200,16 @@ class RunBuilder:
             iterations=iterations if served else true_waits(iterations),
             about=dict(self._about),
             planned=self._planned(iterations),
-            servers=ServerRecord.from_events(self._server_events) if served else None,
+            servers=self._servers if served else None,
             notes=tuple(note for notes in self._notes.values() for note in notes),
             happenings=tuple(self._happenings),
             failed=dict(self._failed),
         )
 
     def _planned(self, iterations: Mapping[int, Iterations]) -> tuple[Planned, ...]:
-        """The plans that a worker recorded, on servers the first worker that lived until it got any.
+        """The plans that a worker recorded; on servers, the first worker that lived long enough to get any.
 
-        Without a plan that has a size for each worker there is one, of each worker's first batch.
+        If no plan has a size for each worker, there is one made of the workers' first batches.
         """
         count = max(iterations) + 1
         for worker in sorted(iterations):
@@ -243,7 +220,7 @@ class RunBuilder:
         return (Planned(worker=min(first), batch_sizes=[first.get(worker, 0) for worker in range(count)]),)
 
     def _is_of(self, newest: Run, worker: int, done: Iterations) -> bool:
-        """Whether these iterations are of the newest start, which may have fewer workers.
+        """True if these iterations belong to the newest start, which may have fewer workers.
 
         Behind a barrier all workers start before the first iteration; on servers each starts by itself.
         """
@@ -253,11 +230,11 @@ class RunBuilder:
         if about is newest or newest.engine == SERVER or newest.unix_seconds is None:
             return True
         ended = done.began[-1] + done.iteration_seconds[-1] + about.wall_offset
-        return not ended < newest.unix_seconds  # Unknown times count.
+        return bool(ended >= newest.unix_seconds)
 
 
 def recorded_run(*events: Iterable[Event]) -> RecordedRun:
-    """The run of these events, in the order in which `telemetry.read_events` gives them.
+    """Build the run from these events, in the order of `telemetry.read_events`.
 
     Raises:
         ConfigError: No worker has finished an iteration.
@@ -269,10 +246,10 @@ def recorded_run(*events: Iterable[Event]) -> RecordedRun:
     return builder.finish()
 
 
-def read_run(run_dir: Path, *, progress: Callable[[int], None] | None = None) -> RecordedRun:
-    """The run in this directory; `progress` is called now and then with how many more bytes were read.
+def read_run(run_dir: Path) -> RecordedRun:
+    """Read the run in this directory.
 
     Raises:
         ConfigError: There are no events, they are damaged, or no worker has finished an iteration.
     """
-    return recorded_run(*(read_events(run_dir, role=role, progress=progress) for role in ROLES))
+    return recorded_run(*(read_events(run_dir, role=role) for role in ROLES))

@@ -1,23 +1,23 @@
-"""A run over time in few values: what is drawn of each of many equal stretches."""
+"""A run over time in few values: one for each of many equal stretches to draw."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 
-from evenstep.report.iterations import FloatArray, Iterations, Part
+from evenstep.report.account.account import Part
+from evenstep.report.iterations import FloatArray, Iterations
 
 
 def shares(done: Iterations, began: FloatArray, edges: FloatArray) -> dict[Part, FloatArray]:
-    """The share of each part of a worker's time between two edges each, 0 to 1, of shape [edges - 1].
+    """The share of each part in a worker's time between neighbouring edges, 0 to 1, of shape [edges - 1].
 
-    `began` is when iterations started. What lies between iterations (an evaluation, a pause) is in no part. The shares
+    `began` holds the starts of iterations. Time between iterations (an evaluation, a pause) is in no part. The shares
     are exact for any edges: each part's seconds up to a time are a piecewise linear function, which is interpolated.
     """
     seconds = np.stack(list(done.parts.values()), axis=1)
     ends = began[:, np.newaxis] + np.cumsum(seconds, axis=1)
-    # An iteration's parts may overlap the next iteration's start by the clock's last digits.
+    # An iteration's parts may overlap the next one's start by the clock's last digits.
     times = np.maximum.accumulate(np.column_stack([began, ends]).ravel())
     result = {}
     for index, part in enumerate(Part):
@@ -28,16 +28,10 @@ def shares(done: Iterations, began: FloatArray, edges: FloatArray) -> dict[Part,
     return result
 
 
-def levels(seconds: float, iterations: int, sizes: Sequence[int]) -> list[FloatArray]:
-    """The edges of ever finer divisions of a run, none finer than that many iterations can fill."""
-    useful = [size for size in sizes if size <= 8 * iterations] or [sizes[0]]
-    return [np.linspace(0.0, max(seconds, 1e-9), size + 1) for size in useful]
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bins:
-    """Stretches that hold any value, in order; all of shape [stretches]. `x` is the mean place of the values."""
+    """The stretches that hold any value, in order; all of shape [stretches]. `x` is the mean place of the values."""
 
     x: FloatArray
     least: FloatArray
@@ -46,9 +40,9 @@ class Bins:
 
 
 def binned(x: FloatArray, y: FloatArray, most: int, weights: FloatArray | None = None) -> Bins:
-    """At most `most` stretches of values `y` at ascending places `x`; the values themselves if there are no more.
+    """Bin values `y` at ascending places `x` into at most `most` stretches; keep the values if there are no more.
 
-    The mean is weighted if there are weights; values that are not finite, or without weight, are left out.
+    The mean is weighted if there are weights; values that are not finite, or have no weight, are left out.
     """
     counts = np.isfinite(y) if weights is None else np.isfinite(y) & (weights > 0)
     x, y = x[counts], y[counts]

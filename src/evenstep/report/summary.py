@@ -1,34 +1,18 @@
-"""A run in a few numbers."""
+"""A run in numbers that JSON can hold, for the terminal, the page and `--json`."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
 import numpy as np
 
-from evenstep.report.account import Account
+from evenstep.report.account.account import Part
+from evenstep.report.account.gain import Interval
+from evenstep.report.account.verdict import Verdict
+from evenstep.report.conclusions import Conclusions, conclusions_of
 from evenstep.report.iterations import FloatArray, Iterations
 from evenstep.report.recorded import RecordedRun, ServerRecord, read_run
-from evenstep.telemetry.events import Left
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSummary:
-    """One worker: `samples` and `iterations` of the whole run, seconds of its average iteration.
-
-    `waiting_share` is the share of its time that it waited for slower workers, 0 to 1.
-    """
-
-    worker: int
-    samples: int
-    iterations: int
-    first_batch_size: int
-    last_batch_size: int
-    iteration_seconds: float
-    compute_seconds: float
-    wait_seconds: float
-    waiting_share: float
 
 
 @final
@@ -36,17 +20,62 @@ class WorkerSummary:
 class PushSummary:
     """One worker's pushes: staleness in versions, `behind` in global batches, and its largest lead in iterations.
 
-    `committed` pushes are those of which any sample was committed; without any, staleness is 0.
+    `committed` counts pushes of which any sample was committed; if there are none, staleness is 0.
     """
 
-    worker: int
     committed: int
     mean_staleness: float
     largest_staleness: int
     mean_behind: float
     largest_behind: float
     largest_lead: int
-    total_wait_seconds: float
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSummary:
+    """One worker over all of its iterations.
+
+    Attributes:
+        worker: Its rank.
+        place: Its host and GPU, as far as known.
+        samples: The samples of all iterations.
+        iterations: The number of iterations.
+        first_batch_size: The first size that was planned for it.
+        last_batch_size: The last size that was planned for it.
+        iteration_seconds: Seconds of an average iteration.
+        compute_seconds: Seconds of compute in an average iteration.
+        wait_seconds: Seconds of waiting for slower workers in an average iteration.
+        parts: Shares of its time by `Part`, which sum to 1.
+        samples_per_second: Its throughput over all of its time.
+        speed: Samples per second of pure compute; 0 if it computed nothing.
+        slowdown: Its seconds per sample over the median of the others', at equal sizes; None if not measured.
+        cost: The cost of its samples, in average samples; None if all samples cost the same.
+        padding: The share of padding in the cost, 0 to 1; None if no batch is padded.
+        pushes: Its pushes to servers; None without servers.
+    """
+
+    worker: int
+    place: str
+    samples: int
+    iterations: int
+    first_batch_size: int
+    last_batch_size: int
+    iteration_seconds: float
+    compute_seconds: float
+    wait_seconds: float
+    parts: Mapping[str, float]
+    samples_per_second: float
+    speed: float
+    slowdown: float | None
+    cost: float | None
+    padding: float | None
+    pushes: PushSummary | None
+
+    @property
+    def waiting_share(self) -> float:
+        """The share of its time spent waiting for slower workers, 0 to 1."""
+        return self.parts[Part.WAIT.value]
 
 
 @final
@@ -61,13 +90,11 @@ class Leave:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedSummary:
-    """What the servers did, and how stale the pushes were.
+    """The servers' work; all values are 0 if their events are not in the run directory.
 
-    `bytes_per_second` are gradients that reached the first server. Rates are over the `training_seconds` of the run.
-    All are 0 if the servers' events are not in the run directory.
+    `bytes_per_second` counts gradients that reached the first server. Rates are over the run's `training_seconds`.
     """
 
-    pushes: tuple[PushSummary, ...]
     commits: int
     commits_per_second: float
     bytes_per_second: float
@@ -79,23 +106,49 @@ class ServedSummary:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """A run. `training_seconds` is the sum of its iterations, without its start and without what lies between epochs.
+    """A run.
 
-    Behind a barrier the seconds are the first worker's, and `iterations` those that every worker has finished. On
-    servers, where workers take different numbers of iterations, both are the most of any worker, and `served` has more.
+    Attributes:
+        scheme: The name of its scheme.
+        simulated: Whether its time was virtual.
+        emulated: Whether any of its workers had the speed of another device.
+        global_batch_size: In samples.
+        unrecorded_workers: The number of workers without an iteration here.
+        iterations: The number that every worker has finished; on servers, the most of any worker.
+        training_seconds: The sum of these iterations, without the start of the run and the time between epochs: behind
+            a barrier the first worker's, on servers the most of any worker.
+        samples_per_second: All workers' samples in that time.
+        ideal_samples_per_second: The sum of the workers' speeds: no worker waits, and only compute takes time.
+        of_ideal: The share of the ideal that was reached, 0 to 1.
+        over_equal_sizes: The factor by which it was faster than with equal sizes; None if it was too short to tell,
+            and on servers.
+        equal_samples_per_second: The throughput of equal sizes; None if unknown.
+        waiting_share: The share of all workers' time spent waiting, 0 to 1.
+        verdict: Which worker is slow, why, and the cost of that.
+        workers: The workers by rank.
+        served: The work of parameter servers; None without servers.
     """
 
     scheme: str
+    simulated: bool
+    emulated: bool
     global_batch_size: int
+    unrecorded_workers: int
     iterations: int
     training_seconds: float
     samples_per_second: float
+    ideal_samples_per_second: float
+    of_ideal: float
+    over_equal_sizes: Interval | None
+    equal_samples_per_second: float | None
+    waiting_share: float
+    verdict: Verdict
     workers: tuple[WorkerSummary, ...]
-    served: ServedSummary | None = None
+    served: ServedSummary | None
 
     @property
     def iteration_seconds(self) -> float:
-        """The average iteration of the worker that takes longest."""
+        """The longest average iteration of any worker."""
         return max(each.iteration_seconds for each in self.workers)
 
 
@@ -108,92 +161,98 @@ def summarise(run_dir: Path) -> RunSummary:
     return summary_of(read_run(run_dir))
 
 
-def summary_of(run: RecordedRun) -> RunSummary:
-    """The summary of a run, over the iterations that every worker has finished, or on servers over all."""
-    counted, plans = run.counted, run.plans
+def summary_of(run: RecordedRun, concluded: Conclusions | None = None) -> RunSummary:
+    """The summary of a run; its conclusions are computed unless they are given."""
+    concluded = concluded or conclusions_of(run)
+    counted = run.counted
     seconds = [float(done.iteration_seconds.sum()) for done in counted.values()]
     training_seconds = seconds[0] if run.servers is None else max(seconds)
+    samples_per_second = sum(int(done.samples.sum()) for done in counted.values()) / training_seconds
+    workers = tuple(worker_summary(run, worker, concluded.slowdowns.get(worker)) for worker in run.workers)
+    ideal = sum(each.speed for each in workers)
+    speed_up, everyone = concluded.speed_up, run.iterations.values()
     return RunSummary(
         scheme=run.scheme,
+        simulated=run.simulated,
+        emulated=run.emulated,
         global_batch_size=run.global_batch_size,
+        unrecorded_workers=run.unrecorded,
         iterations=max(len(done) for done in counted.values()),
         training_seconds=training_seconds,
-        samples_per_second=sum(int(done.samples.sum()) for done in counted.values()) / training_seconds,
-        workers=tuple(_worker(worker, done, plans[0][worker], plans[-1][worker]) for worker, done in counted.items()),
-        served=None if run.servers is None else _served(run, run.servers, training_seconds),
+        samples_per_second=samples_per_second,
+        ideal_samples_per_second=ideal,
+        of_ideal=samples_per_second / ideal if ideal else 0.0,
+        over_equal_sizes=speed_up,
+        equal_samples_per_second=None if speed_up is None else samples_per_second / speed_up.estimate,
+        waiting_share=float(sum(each.wait_seconds.sum() for each in everyone))
+        / float(sum(each.iteration_seconds.sum() for each in everyone)),
+        verdict=concluded.verdict,
+        workers=workers,
+        served=None if run.servers is None else _served(run.servers, training_seconds),
     )
 
 
-def summary_of_account(account: Account, scheme: str) -> RunSummary:
-    """The summary of a run behind a barrier that is known by its totals."""
-    numbers = zip(account.samples, account.first_sizes, account.last_sizes, account.own[0], account.wait, strict=True)
-    workers = (
-        WorkerSummary(
-            worker=worker,
-            samples=int(samples),
-            iterations=account.iterations,
-            first_batch_size=first,
-            last_batch_size=last,
-            iteration_seconds=account.seconds / account.iterations,
-            compute_seconds=float(compute) / account.iterations,
-            wait_seconds=float(wait) / account.iterations,
-            waiting_share=float(wait) / account.seconds,
-        )
-        for worker, (samples, first, last, compute, wait) in enumerate(numbers)
-    )
-    return RunSummary(
-        scheme=scheme,
-        global_batch_size=sum(account.last_sizes),
-        iterations=account.iterations,
-        training_seconds=account.seconds,
-        samples_per_second=float(account.samples.sum()) / account.seconds,
-        workers=tuple(workers),
-    )
+def speed_ups(runs: Sequence[RunSummary]) -> list[float]:
+    """The speed of each run relative to the first."""
+    return [run.samples_per_second / runs[0].samples_per_second for run in runs]
 
 
-def _worker(worker: int, done: Iterations, first_batch_size: int, last_batch_size: int) -> WorkerSummary:
-    seconds, waited = float(done.iteration_seconds.sum()), float(done.wait_seconds.sum())
+def worker_summary(run: RecordedRun, worker: int, slowdown: float | None = None) -> WorkerSummary:
+    """The summary of a worker of a run."""
+    done, about = run.iterations[worker], run.about[worker]
+    parts = {part.value: float(column.sum()) for part, column in done.parts.items()}
+    samples, seconds, compute = int(done.samples.sum()), float(done.iteration_seconds.sum()), parts[Part.COMPUTE.value]
+    cost, padding, whole = _sum(done.cost), _sum(done.padding), sum(parts.values()) or 1.0
     return WorkerSummary(
         worker=worker,
-        samples=int(done.samples.sum()),
+        place=" ".join(name for name in (about.host, about.gpu) if name),
+        samples=samples,
         iterations=len(done),
-        first_batch_size=first_batch_size,
-        last_batch_size=last_batch_size,
+        first_batch_size=run.planned[0].batch_sizes[worker],
+        last_batch_size=run.planned[-1].batch_sizes[worker],
         iteration_seconds=seconds / len(done),
-        compute_seconds=float(done.compute_seconds.sum()) / len(done),
-        wait_seconds=waited / len(done),
-        waiting_share=waited / seconds,
+        compute_seconds=compute / len(done),
+        wait_seconds=parts[Part.WAIT.value] / len(done),
+        parts={part: taken / whole for part, taken in parts.items()},
+        samples_per_second=samples / seconds if seconds else 0.0,
+        speed=samples / compute if compute else 0.0,
+        slowdown=slowdown,
+        cost=cost,
+        padding=None if not cost or padding is None else padding / cost,
+        pushes=None if run.servers is None else _pushes(done),
     )
 
 
-def _served(run: RecordedRun, servers: ServerRecord, training_seconds: float) -> ServedSummary:
-    leaves = [each for each in servers.attendance if isinstance(each, Left)]
-    return ServedSummary(
-        pushes=tuple(_pushes(worker, done) for worker, done in run.counted.items()),
-        commits=servers.commits,
-        commits_per_second=servers.commits / training_seconds,
-        bytes_per_second=servers.bytes / training_seconds,
-        samples_committed=servers.samples,
-        joins=len(servers.attendance) - len(leaves),
-        leaves=tuple(Leave(worker=each.worker, why=each.why) for each in leaves),
-    )
+def _sum(column: FloatArray) -> float | None:
+    """The sum of the known values; None if there are none."""
+    known = column[np.isfinite(column)]
+    return float(known.sum()) if len(known) else None
 
 
-def _pushes(worker: int, done: Iterations) -> PushSummary:
+def _pushes(done: Iterations) -> PushSummary:
     staleness, behind, lead = (_known(each) for each in (done.staleness, done.behind, done.lead))
     return PushSummary(
-        worker=worker,
         committed=int(np.isfinite(done.staleness).sum()),
         mean_staleness=float(staleness.mean()),
         largest_staleness=int(staleness.max()),
         mean_behind=float(behind.mean()),
         largest_behind=float(behind.max()),
         largest_lead=int(lead.max()),
-        total_wait_seconds=float(done.wait_seconds.sum()),
     )
 
 
 def _known(values: FloatArray) -> FloatArray:
-    """The values that are known, or a zero."""
+    """The known values, or a zero."""
     known = values[np.isfinite(values)]
     return known if len(known) else np.zeros(1)
+
+
+def _served(servers: ServerRecord, training_seconds: float) -> ServedSummary:
+    return ServedSummary(
+        commits=servers.commits,
+        commits_per_second=servers.commits / training_seconds,
+        bytes_per_second=servers.bytes / training_seconds,
+        samples_committed=servers.samples,
+        joins=servers.joins,
+        leaves=tuple(Leave(worker=each.worker, why=each.why) for each in servers.leaves),
+    )

@@ -1,4 +1,4 @@
-"""A run on one axis of time for all workers: its iterations, its changes of sizes, and what its script noted."""
+"""A run on one time axis for all workers: its iterations, its size changes, and the notes of its script."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,73 +6,52 @@ from typing import Final, final
 
 import numpy as np
 
+from evenstep.report.account.account import ALIKE
 from evenstep.report.iterations import FloatArray
 from evenstep.report.recorded import RecordedRun
 from evenstep.telemetry.events import Noted
 
-_NOTEWORTHY: Final = 1.05
-_EIGHTH: Final = 8
-_LATEST: Final = 3
-_LEAST: Final = 1e-9
+_NOTEWORTHY: Final = 1.05  # The least change of a speed that is called one.
+_LATEST: Final = 3  # Iterations before a change of sizes, whose median stands for the speed then.
+_LEAST: Final = 1e-9  # For a size of 0.
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """When iterations started, in seconds since the run started: `began[worker]` has the shape [iterations].
+    """The starts of iterations, in seconds since the run started: `began[worker]` has the shape [iterations].
 
-    `seconds` is the end of the last iteration. `zeros[worker]` is what each worker's clock showed when the run started;
-    None if that is unknown.
+    `seconds` is the end of the last iteration. `zeros[worker]` is the reading of each worker's clock at the start of
+    the run.
     """
 
     began: Mapping[int, FloatArray]
     seconds: float
-    zeros: Mapping[int, float] | None
+    zeros: Mapping[int, float]
 
     def since_begin(self, at: float | None, worker: int | None = None) -> float | None:
-        """A time of a worker's clock on this axis, at least 0.
+        """Convert a time of a worker's clock to this axis; at least 0.
 
-        Servers and launcher (None) have the clock of the first worker, whose host they share.
+        Servers and launcher (None) use the clock of the first worker, whose host they share.
         """
-        if at is None or self.zeros is None:
+        if at is None:
             return None
-        # A worker that has finished no iteration is not among them.
+        # Workers without a finished iteration are not included.
         first = self.zeros[min(self.zeros)]
         return max(0.0, at - (first if worker is None else self.zeros.get(worker, first)))
 
 
 def times_of(run: RecordedRun) -> Times:
-    """The times of a run; the wall clock that each worker recorded at its start relates the clocks of several hosts.
-
-    If a log has no times, iterations follow each other without a gap, and start together behind a barrier.
-    """
-    known = all(not np.isnan(each.began).any() for each in run.iterations.values())
+    """The times of a run; the wall clock recorded at each worker's start relates the clocks of several hosts."""
     offsets = {worker: run.wall_offset(worker) for worker in run.workers}
-    if known:
-        began = {worker: run.iterations[worker].began + offsets[worker] for worker in run.workers}
-    else:
-        began = _end_to_end(run)
+    began = {worker: run.iterations[worker].began + offsets[worker] for worker in run.workers}
     first = min(float(each[0]) for each in began.values())
     ends = ((began[worker] + run.iterations[worker].iteration_seconds).max() for worker in run.workers)
     return Times(
         began={worker: each - first for worker, each in began.items()},
         seconds=float(max(ends)) - first,
-        zeros={worker: first - offset for worker, offset in offsets.items()} if known else None,
+        zeros={worker: first - offset for worker, offset in offsets.items()},
     )
-
-
-def _end_to_end(run: RecordedRun) -> dict[int, FloatArray]:
-    if run.servers is not None:
-        return {worker: _starts(each.iteration_seconds) for worker, each in run.iterations.items()}
-    longest = np.zeros(max(len(each) for each in run.iterations.values()))
-    for each in run.iterations.values():
-        longest[: len(each)] = np.maximum(longest[: len(each)], each.iteration_seconds)
-    began = _starts(longest)
-    return {worker: began[: len(each)] for worker, each in run.iterations.items()}
-
-
-def _starts(seconds: FloatArray) -> FloatArray:
-    return np.concatenate([[0.0], np.cumsum(seconds)[:-1]])
 
 
 # Changes of sizes.
@@ -81,7 +60,7 @@ def _starts(seconds: FloatArray) -> FloatArray:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """Other sizes from an iteration on, which started at `seconds`; `reason` is a sentence without its full stop."""
+    """New sizes from an iteration on, which started at `seconds`; `reason` is a sentence without its full stop."""
 
     iteration: int
     seconds: float
@@ -91,10 +70,10 @@ class Move:
 
 
 def moves_of(run: RecordedRun, times: Times, elasticities: Mapping[int, float]) -> list[Move]:
-    """The changes of the planned sizes by more than an eighth of an equal share since the last of them, in order.
+    """The changes of the planned sizes by more than an eighth of an equal share since the previous one, in order.
 
     The reason is the worker whose time for an equal share has changed most. The `elasticities` are the parts of the
-    workers' times that follow the sizes of their batches.
+    workers' times that depend on their batch sizes.
     """
     teller = run.workers[0]
     began, numbers = times.began[teller], run.iterations[teller].numbers
@@ -121,7 +100,7 @@ def _moved(before: Sequence[int], after: Sequence[int]) -> bool:
     if len(before) != len(after):
         return True
     equal = sum(after) / max(len(after), 1)
-    return any(_EIGHTH * abs(one - other) > equal for one, other in zip(before, after, strict=True))
+    return any(abs(one - other) > ALIKE * equal for one, other in zip(before, after, strict=True))
 
 
 def _reason(then: Mapping[int, float], now: Mapping[int, float]) -> str:
@@ -140,7 +119,7 @@ def _reason(then: Mapping[int, float], now: Mapping[int, float]) -> str:
 
 
 def _seconds_before(run: RecordedRun, iteration: int, elasticities: Mapping[int, float]) -> dict[int, float]:
-    """What each worker computed for an equal share in its last iterations before this one; of those that computed."""
+    """Each worker's compute seconds for an equal share in its last iterations before this one, if it computed."""
     found = {}
     for worker, done in run.iterations.items():
         index = int(np.searchsorted(done.numbers, iteration))
@@ -158,7 +137,7 @@ def _seconds_before(run: RecordedRun, iteration: int, elasticities: Mapping[int,
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Noted values of one name at ascending times, all of shape [values]; `samples` are those of all workers so far."""
+    """Noted values of one name at ascending times, all of shape [values]; `samples` counts all workers' so far."""
 
     name: str
     seconds: FloatArray
@@ -168,13 +147,11 @@ class Curve:
 
 
 def curves_of(run: RecordedRun, times: Times) -> list[Curve]:
-    """The curves of a run, by name; none if the log has no times.
+    """The curves of a run, by name.
 
-    Behind a barrier, what several workers noted in the same iteration is one value, their mean weighted by samples: of
-    a mean loss on each worker that is the loss of the union batch.
+    Behind a barrier, values that several workers noted in the same iteration become one, their mean weighted by
+    samples: for a mean loss on each worker, this is the loss of the union batch.
     """
-    if times.zeros is None:
-        return []
     ends = np.concatenate([times.began[worker] + run.iterations[worker].iteration_seconds for worker in run.workers])
     trained = np.concatenate([run.iterations[worker].samples for worker in run.workers])
     order = np.argsort(ends, kind="stable")
@@ -191,7 +168,7 @@ def _values(run: RecordedRun, times: Times, name: str) -> tuple[FloatArray, Floa
     notes = notes_of(run, name)
     at = np.array([times.since_begin(note.at, note.worker) or 0.0 for note, _ in notes])
     value = np.array([value for _, value in notes])
-    # A note on a copy of another worker's sample counts only if there is no other.
+    # A note on a copy of another worker's sample counts only if there is no other note.
     weight = np.array([max(note.samples, 1e-9) for note, _ in notes])
     if run.servers is None:
         numbers = np.array([note.iteration for note, _ in notes])
@@ -205,37 +182,19 @@ def _values(run: RecordedRun, times: Times, name: str) -> tuple[FloatArray, Floa
     return at[order], value[order], weight[order]
 
 
-def notes_of(run: RecordedRun, name: str) -> list[tuple[Noted, float]]:
-    """The notes with this name and their values, NaN for a value that was not finite."""
-    named = [(note, note.values[name]) for note in run.notes if name in note.values]
+def notes_of(run: RecordedRun, name: str, worker: int | None = None) -> list[tuple[Noted, float]]:
+    """The notes with this name, of all workers or one, and their values, NaN for a value that was not finite."""
+    named = [(note, note.values[name]) for note in run.notes if name in note.values and worker in (None, note.worker)]
     return [(note, float("nan") if value is None else value) for note, value in named]
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """The share of the test data that the model had right, 0 to 1, after that many iterations."""
+def seconds_until(run: RecordedRun, name: str, least: float) -> float | None:
+    """Seconds of the first worker's iterations until it first noted at least that value; None if it never did.
 
-    iterations: int
-    accuracy: float
-
-
-def evaluations_of(run: RecordedRun) -> tuple[Evaluation, ...]:
-    """What the first worker noted as `accuracy`; on servers, after its own iterations."""
-    return tuple(
-        Evaluation(iterations=note.iteration + 1, accuracy=accuracy)
-        for note, accuracy in notes_of(run, "accuracy")
-        if note.worker == run.workers[0]
-    )
-
-
-def seconds_until(accuracy: float, evaluations: Sequence[Evaluation], run: RecordedRun) -> float | None:
-    """Seconds of training until an evaluation first showed this accuracy; None if none did.
-
-    Neither evaluations nor the start of the run count.
+    The start of the run and the time between iterations, such as an evaluation, do not count.
     """
-    for evaluation in evaluations:
-        if evaluation.accuracy >= accuracy:
-            done = run.iterations[run.workers[0]]
-            return float(done.iteration_seconds[: evaluation.iterations].sum())
+    first = run.workers[0]
+    for note, value in notes_of(run, name, first):
+        if value >= least:
+            return float(run.iterations[first].iteration_seconds[: note.iteration + 1].sum())
     return None

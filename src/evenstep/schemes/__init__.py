@@ -1,4 +1,4 @@
-"""The schemes: what they are made of, the recipes by the names that people know, and the parser of scheme strings."""
+"""The schemes: their parts, the recipes under their usual names, and the parser of scheme strings."""
 
 from evenstep.schemes.collective import bsp, dbs, lb_bsp, local_sgd, static
 from evenstep.schemes.grouped import group_servers, grouped

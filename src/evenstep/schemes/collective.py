@@ -1,4 +1,4 @@
-"""Recipes without servers: the workers sum gradients, or average models, among themselves, behind a barrier.
+"""Recipes without servers: workers sum gradients or average models among themselves, behind a barrier.
 
 `bsp` also runs on servers, with the same mathematics.
 """
@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Annotated, Literal, TypeAlias
 
 from evenstep.core.errors import ConfigError
+from evenstep.core.load.base import LoadOf
 from evenstep.core.load.equal import Equal
 from evenstep.core.load.experts import Experts
-from evenstep.core.load.pairwise import Pairwise
+from evenstep.core.load.pairwise import PairwisePolicy
 from evenstep.core.load.per_epoch import PerEpoch
 from evenstep.core.load.static import Static
-from evenstep.core.load.time_models import TimeModels
+from evenstep.core.load.time_models import TimeModelsPolicy
 from evenstep.schemes.given_sizes import ByKey, Sizes
 from evenstep.schemes.recipe import recipe, sizes_of
 from evenstep.schemes.scheme import Clip, NonfiniteSum, OptimizerName, Scheme, Served, ServerCount, one_of
@@ -45,11 +46,11 @@ def bsp(
         Scheme | str | None, 'With `engine="server"`: the scheme whose sizes are used, as in `asp`; equal by default.'
     ] = None,
 ) -> Scheme:
-    """Bulk-synchronous training with equal batch sizes: what plain DistributedDataParallel does.
+    """Bulk-synchronous training with equal batch sizes, like plain DistributedDataParallel.
 
     Source: Valiant, CACM 1990 (bulk-synchronous parallel). Parts: `Equal` sizes, a barrier.
 
-    When to use it: all workers are equally fast. When not: any of them is slower, since all run at its speed.
+    When to use it: all workers are equally fast. When not: any worker is slower, since all run at its speed.
     """
     one_of("engine", engine, ("collective", "server"))
     if engine == "server":
@@ -90,25 +91,25 @@ def lb_bsp(
 ) -> Scheme:
     """LB-BSP: at every iteration, each worker gets the batch size with which all finish together.
 
-    Source: Chen, Weng, Wang, Li, Li: arXiv 1806.02508; SoCC 2020; TCC 2021. Parts: `Experts`, `TimeModels` or
-    `Pairwise` sizes, a barrier. The global batch stays constant and each gradient is weighted by x_i / X, so the
-    mathematics is that of `bsp`. We differ in that there is no manager process (all workers decide alike from the same
-    reports), in that several predictors compete, and in that sizes change only when that has paid for what a change
-    costs.
+    Source: Chen, Weng, Wang, Li, Li: arXiv 1806.02508; SoCC 2020; TCC 2021. Parts: sizes by `ExpertsPolicy`,
+    `TimeModelsPolicy` or `PairwisePolicy`, a barrier. The global batch stays constant and each gradient is weighted by
+    x_i / X, so the mathematics is that of `bsp`. We differ in that there is no manager process (all workers decide
+    alike from the same reports), in that several predictors compete, and in that sizes change only when the gains
+    missed so far add up to the cost of a change.
 
     When to use it: some workers are slower than others, always or for a few iterations at a time. When not: slowness
-    that is new in every iteration cannot be predicted; then it keeps about equal sizes.
+    changes in every iteration; it cannot be predicted, and sizes stay about equal.
     """
     one_of("tuner", tuner, ("experts", "solver", "pairwise"))
     step = _step_of_sizes(multiple, micro_batch)
     if tuner != "experts" and (predictor, change_cost) != ("experts", None):
         raise ConfigError(f"tuner={tuner} uses no predictor: leave out predictor and change_cost, or the tuner")
-    load: Experts | Pairwise | TimeModels
+    load: Experts | LoadOf
     if tuner == "experts":
         load = Experts(predictor=predictor, change_cost=change_cost, minimum=minimum, maximum=maximum, multiple=step)
     else:
-        kind = Pairwise if tuner == "pairwise" else TimeModels
-        load = kind(minimum=minimum, maximum=maximum, multiple=step)
+        make = PairwisePolicy if tuner == "pairwise" else TimeModelsPolicy
+        load = LoadOf(make=make, minimum=minimum, maximum=maximum, multiple=step)
     return Scheme(load=load, exchange=exchange, micro_batch=micro_batch, nonfinite=nonfinite)
 
 
@@ -125,15 +126,15 @@ def dbs(
     maximum: Maximum = None,
     multiple: Multiple = 1,
 ) -> Scheme:
-    """DBS: at every epoch, each worker gets a share of the data, and of the batch, in step with its last epoch's speed.
+    """DBS: in every epoch, each worker gets a share of the data and the batch in proportion to its last epoch's speed.
 
     Source: Ye, Zhou, Shi, Sun, Lv: arXiv 2007.11831; DLB, IEEE TETCI 2022. Parts: `PerEpoch` sizes, a barrier. A
     worker's performance is its share over its pure compute seconds. We differ in that sizes are rounded exactly (the
     published rounding loses samples), within limits; in that a worker's data are its parts of all slices of the epoch,
     not a fixed shard; and in that gradients are weighted by samples, as in DLB, unless `weighting` says otherwise.
 
-    When to use it: speeds that last for epochs, and sizes that must not move within one. When not: slowness that comes
-    and goes within an epoch is missed, or corrected when it is over.
+    When to use it: speeds last for epochs, and sizes must not change within one. When not: slowness comes and goes
+    within an epoch; it is missed, or corrected when it is over.
     """
     load = PerEpoch(minimum=minimum, maximum=maximum, multiple=_step_of_sizes(multiple, micro_batch))
     return Scheme(load=load, weighting=weighting, micro_batch=micro_batch)
@@ -149,16 +150,16 @@ def local_sgd(
     """Local SGD (model averaging): each worker trains alone for `period` iterations, then all average their models.
 
     The average is weighted by the samples that each worker computed on. The optimizer's state (momentum, Adam's
-    moments) is averaged with the same weights, so that after an average all workers are alike, and one checkpoint
-    serves them all; with plain or momentum SGD a period of 1 is then exactly `bsp`. Buffers that are floating-point
-    numbers (the statistics of BatchNorm) are averaged too. Averages fall on every `period`-th iteration of an epoch and
-    on its end; sizes change only there.
+    moments) is averaged with the same weights, so that all workers are identical after an average, and one checkpoint
+    serves them all. With plain or momentum SGD a period of 1 is then exactly `bsp`. Floating-point buffers (the
+    statistics of BatchNorm) are averaged too. Averages come after every `period`-th iteration of an epoch and at its
+    end; sizes change only there.
 
     Source: McDonald, Hall, Mann, NAACL 2010 (parameter mixing); Stich, ICLR 2019 (local SGD). Parts: the sizes of
-    `load`, a barrier, a period. Neither paper says what becomes of momentum; averaging it is our choice.
+    `load`, a barrier, a period. Neither paper says what to do with momentum; averaging it is our choice.
 
-    When to use it: communication is slow compared with compute. When not: against a worker that stays slower, it saves
-    exchanges and no waiting, unless `load` gives it less to do; and a longer period changes the mathematics.
+    When to use it: communication is slow compared with compute. When not: a worker stays slower; unless `load` gives it
+    less to do, this saves exchanges but no waiting. A longer period also changes the mathematics.
     """
     sizes = sizes_of("local_sgd", load)
     return Scheme(load=sizes.load, period=period, nonfinite=nonfinite)
@@ -172,17 +173,17 @@ def static(
         " `gpu:NAME`, of which the first that matches a worker wins: `rank:0=12/host:node7=4`.",
     ] = (),
 ) -> Scheme:
-    """Your own sizes: exact weights, and nothing is tuned; see also `batch_sizes` of `prepare`.
+    """Your own sizes: exact weights and no tuning; see also `batch_sizes` of `prepare`.
 
     Source: none. Parts: `Static` sizes, a barrier. The global batch is the sum of the sizes.
 
-    When to use it: the sizes are known. When not: speeds change, or are not known.
+    When to use it: the right sizes are known. When not: speeds change or are not known.
     """
     return Scheme(load=ByKey(sizes=tuple(sizes.items())) if isinstance(sizes, Mapping) else Static(sizes=tuple(sizes)))
 
 
 def _step_of_sizes(multiple: int, micro_batch: int | None) -> int:
-    """What sizes are multiples of: whole micro-batches, if there are any; ConfigError if one has no sample."""
+    """The step of sizes: whole micro-batches, if there are any; ConfigError if a micro-batch has no sample."""
     if micro_batch is not None and micro_batch < 1:
         raise ConfigError(f"a micro-batch of {micro_batch} samples is not possible: use 1 or more")
     return micro_batch if micro_batch is not None and multiple == 1 else multiple

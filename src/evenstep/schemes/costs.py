@@ -1,4 +1,4 @@
-"""Which schemes can share samples out by cost."""
+"""Checks which schemes can divide samples by cost."""
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.static import Static
@@ -7,7 +7,7 @@ from evenstep.schemes.scheme import Scheme
 
 
 def require_costs(scheme: Scheme) -> None:
-    """Check that the scheme can share samples out by cost; ConfigError with the reason if it cannot."""
+    """Check that the scheme can divide samples by cost; ConfigError with the reason if it cannot."""
     if scheme.period is not None:
         raise ConfigError(
             f"cost goes with schemes that exchange gradients, and {scheme.name!r} averages models: leave out cost, or"

@@ -1,4 +1,4 @@
-"""The batch sizes that the user gives, read: by rank, or by `rank:2`, `host:node7` and `gpu:NAME`."""
+"""Reads the batch sizes that the user gives: by rank, or by `rank:2`, `host:node7` and `gpu:NAME`."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,18 +17,17 @@ from evenstep.core.workers import name_workers
 Sizes: TypeAlias = Sequence[int] | Mapping[str, int]
 
 _KINDS: Final = ("rank", "host", "gpu")
-"""What a key may name; the first that matches a worker wins."""
+"""The kinds of keys; the first that matches a worker wins."""
 _BETWEEN_KEYS: Final = re.compile(r"[,/](?=[^,/=]*:)")
-"""The name of a GPU may have a slash in it."""
-_MAX_DIGITS: Final = 15
+"""A GPU's name may contain a slash."""
 
 
 def read_sizes(given: object) -> tuple[int, ...] | dict[str, int]:
-    """The sizes in a list, a mapping or a text: by rank, or by key.
+    """Return the sizes in a list, a mapping or a text: by rank, or by key.
 
     Raises:
-        ConfigError: One is not a size, or a key does not begin with rank:, host: or gpu:.
-        TypeError: It is something else.
+        ConfigError: A value is not a size, or a key does not begin with rank:, host: or gpu:.
+        TypeError: The argument is something else.
 
     >>> read_sizes("12/9/3"), read_sizes('rank:0=12,"gpu:NVIDIA RTX 3090"=24'), read_sizes({0: 12})
     ((12, 9, 3), {'rank:0': 12, 'gpu:NVIDIA RTX 3090': 24}, {'rank:0': 12})
@@ -47,7 +46,7 @@ def read_sizes(given: object) -> tuple[int, ...] | dict[str, int]:
 
 
 def text_of(sizes: Sizes) -> str:
-    """The text that `read_sizes` reads as these sizes."""
+    """The text from which `read_sizes` reads these sizes."""
     return "/".join([f"{key}={size}" for key, size in sizes.items()] if isinstance(sizes, Mapping) else map(str, sizes))
 
 
@@ -61,7 +60,7 @@ class ByKey(Load):
     sizes: tuple[tuple[str, int], ...]
 
     def policy(self, workers: int) -> LoadPolicy:
-        """ConfigError: there is none yet."""
+        """Raise ConfigError: there is no policy before the workers are known."""
         raise ConfigError(f"hosts and GPUs of the {workers} workers are not known: give sizes by rank, such as 12/9/3")
 
     def of(self, workers: Sequence[Mapping[str, str]]) -> Static:
@@ -87,7 +86,7 @@ class ByKey(Load):
 
 
 def _in_text(text: str) -> list[object] | dict[str, object]:
-    """Sizes with commas or slashes between them; what is not a number stays a text."""
+    """Sizes separated by commas or slashes; values that are not numbers stay texts."""
     if "=" not in text:
         return [_number(part) for part in re.split("[,/]", text) if text]
     pairs = [part.partition("=") for part in _BETWEEN_KEYS.split(text)]
@@ -99,7 +98,12 @@ def _in_text(text: str) -> list[object] | dict[str, object]:
 
 def _number(text: str) -> object:
     text = text.strip()
-    return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else text
+    return int(text) if is_number(text) else text
+
+
+def is_number(text: str) -> bool:
+    """True if the text is a whole number of few digits: Python refuses to read one of thousands."""
+    return text.isdecimal() and len(text) <= 15
 
 
 def _size(value: object, whose: str) -> int:

@@ -1,19 +1,19 @@
-"""The recipe of groups: barriers inside, and any policy of parameter servers between them."""
+"""The recipe of groups: barriers inside them, and any policy of parameter servers between them."""
 
 from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.groups import ByHost, ByRank, BySpeed, Given, Grouping, Groups, Progressive
+from evenstep.core.groups import ByHost, ByRank, BySpeed, GivenGroups, Grouping, Groups, Progressive
 from evenstep.core.load.equal import Equal
 from evenstep.core.shown import shown
 from evenstep.core.sync import Grouped
+from evenstep.schemes.given_sizes import is_number
 from evenstep.schemes.recipe import recipe, scheme_within, sizes_of
 from evenstep.schemes.scheme import Clip, Nonfinite, OptimizerName, PushTo, Rate, Scheme, Served, ServerCount, one_of
 
 _MAX_RANKS: Final = 2**16
-"""In a row, which is more than any run has."""
-_MAX_DIGITS: Final = 15
+"""The most ranks in a range, more than any run has."""
 
 
 @recipe
@@ -47,16 +47,16 @@ def grouped(
     optimizer: OptimizerName = None,
     push_to: PushTo = "group",
 ) -> Scheme:
-    """Grouped parameter servers: a barrier inside each group, and the groups run ahead of each other.
+    """Grouped parameter servers: a barrier inside each group, while groups may run ahead of each other.
 
     Source: Basu, Saxena, Panja and Verma, "Balancing Stragglers Against Staleness in Distributed Deep Learning", HiPC
-    2018. Parts: the sizes of `inside`, the bound of `across`, and groups. One group is synchronous training; one for
-    each worker is `across` itself; between the two, less waiting is paid for with staleness. The paper says neither who
-    is in which group nor when their number changes (`evenstep.core.groups` does), nor at which rate a group's gradient
-    enters: here by its share of the global batch, as any push (see `asp`).
+    2018. Parts: the sizes of `inside`, the bound of `across`, and groups. One group is synchronous training, and one
+    per worker is `across` itself; in between, staleness is the price of less waiting. The paper says neither who is in
+    which group nor when their number changes (`evenstep.core.groups` decides), nor at which rate a group's gradient is
+    applied: here by its share of the global batch, like any push (see `asp`).
 
-    When to use it: a few workers are much slower than the others, or hosts are far apart. When not: lasting differences
-    of speed that sizes can even out (`lb_bsp`).
+    When to use it: a few workers are much slower than the others, or hosts are far apart. When not: differences of
+    speed last, and sizes can even them out (`lb_bsp`).
     """
     one_of("by", by, ("rank", "speed"))
     sizes, between = _inside(inside), _across(across)
@@ -83,7 +83,7 @@ def _across(across: Scheme | str) -> Scheme:
     if not plain or isinstance(scheme.sync, Grouped):
         raise ConfigError(
             f"groups wait for each other as under bsp, asp, ssp or dssp, and {scheme.name!r} says more than that: leave"
-            " out its load and its servers' options, which stand beside across"
+            " out its load and its servers' options, which stand next to across"
         )
     return scheme
 
@@ -91,17 +91,13 @@ def _across(across: Scheme | str) -> Scheme:
 def _grouping(groups: str, by: str, behind: float | None = None) -> Grouping:
     if behind is not None and groups != "progressive":
         raise ConfigError("behind limits progressive groups, and others stay as many: leave it out, or bound across")
-    if _is_number(groups):
+    if is_number(groups):
         return BySpeed(int(groups)) if by == "speed" else ByRank(int(groups))
     if by != "rank":
         raise ConfigError(f"by={by} says who is in a number of groups, and there is none: give groups=4, say")
     if groups == "progressive":
         return Progressive() if behind is None else Progressive(behind=behind)
-    return ByHost() if groups == "hosts" else Given(_given(groups))
-
-
-def _is_number(text: str) -> bool:
-    return text.isdecimal() and len(text) <= _MAX_DIGITS
+    return ByHost() if groups == "hosts" else GivenGroups(_given(groups))
 
 
 def _given(text: str) -> Groups:
@@ -110,7 +106,7 @@ def _given(text: str) -> Groups:
         group: list[int] = []
         for ranks in part.split("+"):
             first, dash, last = (each.strip() for each in ranks.partition("-"))
-            if not _is_number(first) or (dash and not _is_number(last)):
+            if not is_number(first) or (dash and not is_number(last)):
                 raise ConfigError(
                     f"groups cannot be {shown(text)}: use progressive, hosts, a number, or ranks such as 0-3/4+6/5+7"
                 )
@@ -123,7 +119,7 @@ def _given(text: str) -> Groups:
 
 
 def group_servers(scheme: Scheme, hosts: Sequence[str], *, root: str | None) -> Groups:
-    """The groups that have their own server; `hosts` are the workers', by rank, and `root` is the root server's.
+    """The groups with a server of their own, given the workers' `hosts` by rank and the root server's host, `root`.
 
     A group on the root's host reaches the root without the network, and a group of one worker has nothing to combine.
 
@@ -133,7 +129,7 @@ def group_servers(scheme: Scheme, hosts: Sequence[str], *, root: str | None) -> 
     sync, served = scheme.sync, scheme.served
     if served is None or served.push_to == "root" or served.servers > 1:
         return ()
-    if not (isinstance(sync, Grouped) and isinstance(sync.grouping, ByRank | Given)):
+    if not (isinstance(sync, Grouped) and isinstance(sync.grouping, ByRank | GivenGroups)):
         return ()
     groups = sync.grouping.form(len(hosts))
     return tuple(

@@ -1,10 +1,10 @@
-"""Recipes: functions that make schemes, registered by a decorator, and the one parser of scheme strings.
+"""Recipes (functions that make schemes, registered by a decorator) and the one parser of scheme strings.
 
 This is the only place where a name stands for an algorithm. A recipe states each parameter once, in its signature. From
-there the decorator takes its type, its default, its line in the docstring, how a scheme string spells it, and the
-scheme's name: the string that makes the same scheme, without parameters that have their defaults. Parameters are
-separated by commas; those of a scheme within a scheme by semicolons. A list, which is the only parameter of its recipe,
-stands without its name: `static:12/9/3`.
+there the decorator takes its type, its default, its line in the docstring, its spelling in scheme strings, and the
+scheme's name: the string that makes the same scheme, without parameters that have their defaults. Commas separate
+parameters, and semicolons those of a scheme within a scheme. A list that is the only parameter of its recipe is written
+without its name: `static:12/9/3`.
 """
 
 import functools
@@ -19,7 +19,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType, UnionType
-from typing import Annotated, Any, Final, Literal, ParamSpec, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, ParamSpec, Union, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -41,26 +41,26 @@ _WORDS: Final = {
 _BOOLEANS: Final = {"true": True, "false": False}
 _OTHER_SIGN: Final = re.compile(r"(?P<name>[A-Za-z_-]+)\s*[,;\s]\s*(?P<rest>[a-z_]+\s*=.{0,100})")
 
+_WITHIN_NAMES: Final = re.compile(r"_|(?<=[a-z0-9])(?=[A-Z])")
+
 _recipes: Final[dict[str, Callable[..., Scheme]]] = {}
 RECIPES: Final = MappingProxyType(_recipes)
-"""The recipes that a scheme string can name, in the order of their registration: evenstep's, then `MODULE:RECIPE`."""
+"""The recipes that scheme strings can name, in order of registration: evenstep's, then `MODULE:RECIPE`."""
 
 
 def recipe(function: Callable[P, Scheme]) -> Callable[P, Scheme]:
     """Register a recipe, so that scheme strings can name it.
 
-    Its name is the function's, with dashes; `evenstep.ssp(bound=2)` is `ssp:bound=2`. A recipe outside evenstep has its
-    module before that: `my_module:my-recipe:window=3`. Every parameter has a default and is annotated with `int`,
-    `float`, `bool`, `str`, a `Literal` of strings, `Scheme`, a union of these or with None, or `Annotated` of one with
-    a line of help. `**served: Unpack[ServerOptions]` stands for the options of all
-    parameter servers. The recipe returns a `Scheme`, to which the decorator gives its name.
+    Its name is the function's, with dashes; `evenstep.schemes.ssp(bound=2)` is `ssp:bound=2`. A recipe outside evenstep
+    is preceded by its module: `my_module:my-recipe:window=3`. Every parameter has a default and is annotated with
+    `int`, `float`, `bool`, `str`, a `Literal` of strings, `Scheme`, a union of these or with None, or `Annotated` of
+    one with a line of help. `**served: Unpack[ServerOptions]` stands for the options of all parameter servers. The
+    recipe returns a `Scheme`, to which the decorator gives its name.
 
     Raises:
-        ConfigError: By the recipe, if an argument has another type than its annotation.
+        ConfigError: Raised by the recipe if an argument's type does not match its annotation.
     """
-    annotated = _signature(function)
-    signature = _without_help(annotated)
-    name = _name_of(function)
+    signature, name = _signature(function), name_of(function)
 
     @functools.wraps(function)
     def checked(*positional: P.args, **named: P.kwargs) -> Scheme:
@@ -72,18 +72,24 @@ def recipe(function: Callable[P, Scheme]) -> Callable[P, Scheme]:
         return replace(made, name=_spelled(name, signature, values))
 
     checked.__signature__ = signature  # type: ignore[attr-defined]
-    checked.__doc__ = _documented(function.__doc__ or "", annotated)
+    checked.__doc__ = _documented(function.__doc__ or "", _signature(function, with_help=True))
     _recipes[name] = checked
     return checked
 
 
+def name_of(made: Callable[..., object]) -> str:
+    """The name of this function's or class's recipe."""
+    name, module = _canonical(made.__name__), made.__module__
+    return name if module.startswith("evenstep.") else f"{module}:{name}"
+
+
 def parse_scheme(text: Scheme | str, *, imports: bool = True) -> Scheme:
-    """The scheme that a string such as `lb-bsp:predictor=ema,multiple=8` or `my_module:my-recipe:window=3` stands for.
+    """Parse a scheme string such as `lb-bsp:predictor=ema,multiple=8` or `my_module:my-recipe:window=3`.
 
     Args:
-        text: The scheme string; a scheme stands for itself.
-        imports: Whether to import the module that it names. Without, only recipes are known that are registered
-            already: what a peer sends must not import anything.
+        text: The scheme string; a scheme is returned as it is.
+        imports: Whether to import the module that it names. If not, only already registered recipes are known: a string
+            from a peer must not import anything.
 
     Raises:
         ConfigError: The name or a parameter is unknown (the message names the nearest), a value cannot be read, or the
@@ -99,8 +105,8 @@ def parse_scheme(text: Scheme | str, *, imports: bool = True) -> Scheme:
         return text
     if not isinstance(text, str):
         raise ConfigError(
-            "a scheme must be a string such as 'lb-bsp', or what a recipe such as evenstep.lb_bsp() returns, not"
-            f" {shown(text)}"
+            "a scheme must be a string such as 'lb-bsp', or what a recipe such as evenstep.schemes.lb_bsp() returns,"
+            f" not {shown(text)}"
         )
     name, rest = recipe_named(text, imports=imports)
     recipe = RECIPES[name]
@@ -116,12 +122,12 @@ def parse_scheme(text: Scheme | str, *, imports: bool = True) -> Scheme:
             raise ConfigError(f"the parameter {key!r} of {shown(text)} has no value: write {key}=...")
         if key in arguments:
             raise ConfigError(f"the parameter {key!r} stands twice in {shown(text)}: give it once")
-        arguments[key] = _read(value, parameters[key], name)
+        arguments[key] = _read(value, _types_of(parameters[key]))
     return recipe(**arguments)
 
 
 def recipe_named(text: str, *, imports: bool = True) -> tuple[str, str]:
-    """The key of `RECIPES` at the beginning of a scheme string, and the parameters after it, as `parse_scheme`."""
+    """Split a scheme string into its key of `RECIPES` and the parameters after it; errors as in `parse_scheme`."""
     first, _, rest = (piece.strip() for piece in text.partition(":"))
     name = _canonical(first)
     if name in RECIPES:
@@ -136,27 +142,31 @@ def recipe_named(text: str, *, imports: bool = True) -> tuple[str, str]:
         known = [each.partition(":")[2] for each in RECIPES if each.startswith(f"{first}:")]
         raise ConfigError(
             f"the module {shown(first)} has no recipe {shown(second)}: "
-            + (nearest(_canonical(second), known) if known else "put @evenstep.recipe before a function in it")
+            + (
+                nearest(_canonical(second), known)
+                if known
+                else "put @evenstep.policies.recipe before a class or a function in it"
+            )
         )
     return name, parameters
 
 
 def scheme_within(value: Scheme | str) -> Scheme:
-    """A scheme that is the value of another's parameter, where semicolons may separate its own parameters."""
+    """Parse a scheme that is the value of another's parameter; semicolons may separate its own parameters."""
     return parse_scheme(value.replace(";", ",")) if isinstance(value, str) else value
 
 
 def sizes_of(recipe: str, load: Scheme | str) -> Scheme:
-    """The scheme that lends its sizes to another.
+    """The scheme whose sizes another scheme uses.
 
     Raises:
-        ConfigError: It says more than how much each worker computes, or no string makes it.
+        ConfigError: The scheme says more than how much each worker computes, or no string makes it.
     """
     sizes = scheme_within(load)
     bare = Scheme(name=sizes.name, load=sizes.load, nonfinite=sizes.nonfinite)
     if sizes != bare or "nonfinite" in sizes.name:
         raise ConfigError(
-            f"{recipe} takes only the sizes of {sizes.name!r}: leave out what it says beside them (weighting,"
+            f"{recipe} takes only the sizes of {sizes.name!r}: leave out what it says besides them (weighting,"
             " exchange, micro_batch, period, nonfinite, servers)"
         )
     try:
@@ -165,14 +175,14 @@ def sizes_of(recipe: str, load: Scheme | str) -> Scheme:
         named = None
     if named != sizes:
         raise ConfigError(
-            f"{recipe} passes sizes on by name, and {sizes.name!r} is no name that makes these: give a scheme that a"
+            f"{recipe} passes sizes on by name, and {sizes.name!r} is not a name that makes these: give a scheme that a"
             " recipe made"
         )
     return sizes
 
 
 def import_recipes(module: str, folder: str | None = None) -> None:
-    """Import a user's module, so that its recipes are registered; from the given or the present folder, too.
+    """Import a user's module to register its recipes, also from the given or the present folder.
 
     Raises:
         ConfigError: It cannot be imported.
@@ -191,12 +201,12 @@ def import_recipes(module: str, folder: str | None = None) -> None:
 
 
 def recipe_modules(allow: Collection[str] = ()) -> list[tuple[str, str]]:
-    """The users' modules whose recipes are registered in this process, and the folders to import them from.
+    """The users' modules with recipes registered in this process, and the folders to import them from.
 
-    With the modules of the optimizers, `module:Class`, that servers may run; these are imported.
+    Includes the modules of the optimizers, `module:Class`, that servers may run; these are imported.
 
     Raises:
-        ConfigError: One cannot be imported.
+        ConfigError: A module cannot be imported.
     """
     for name in allow:
         import_recipes(name.partition(":")[0])
@@ -206,10 +216,10 @@ def recipe_modules(allow: Collection[str] = ()) -> list[tuple[str, str]]:
 
 
 def require_type(value: object, parameter: inspect.Parameter, scheme: str) -> Any:  # noqa: ANN401 - as the annotation
-    """The value, if it is what the annotation of this parameter of a scheme says; NumPy's integers become Python's.
+    """Return the value if it matches the annotation of this scheme's parameter; NumPy's integers become Python's.
 
     Raises:
-        ConfigError: It is not, or is a whole number beyond any that can be meant.
+        ConfigError: It does not, or is an implausibly large whole number.
     """
     types = _types_of(parameter)
     if Sequence in types:
@@ -224,55 +234,39 @@ def require_type(value: object, parameter: inspect.Parameter, scheme: str) -> An
 
 
 def _canonical(name: str) -> str:
-    return name.lower().replace("_", "-")
+    """`ByLastTime` and `by_last_time` are `by-last-time`."""
+    return _WITHIN_NAMES.sub("-", name).lower()
 
 
 def _meant(text: str) -> str | None:
-    """What was meant by a name that is followed by another sign than a colon; None if it is not."""
+    """The likely meaning of a name that is followed by a sign other than a colon; None if it is not."""
     match = _OTHER_SIGN.fullmatch(text.strip())
     if match is None or _canonical(match["name"]) not in RECIPES:
         return None
     return f"did you mean '{match['name']}:{match['rest']}'?"
 
 
-def _name_of(function: Callable[..., object]) -> str:
-    name, module = _canonical(function.__name__), function.__module__
-    return name if module.startswith("evenstep.") else f"{module}:{name}"
-
-
-def _signature(function: Callable[..., object]) -> inspect.Signature:
-    """Its signature with all annotations resolved, and server options as parameters of their own."""
-    hints = get_type_hints(function, include_extras=True)
+def _signature(function: Callable[..., object], *, with_help: bool = False) -> inspect.Signature:
+    """The function's signature with all annotations resolved and server options as separate parameters."""
+    hints = get_type_hints(function, include_extras=with_help)
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            parameters += _server_options()
+            options = get_type_hints(ServerOptions, include_extras=with_help)
+            parameters += [_server_option(key, kind) for key, kind in options.items()]
         elif name not in hints or parameter.default is inspect.Parameter.empty:
-            raise ConfigError(f"the parameter {name!r} of the recipe {_name_of(function)!r} needs a type and a default")
+            raise ConfigError(f"the parameter {name!r} of the recipe {name_of(function)!r} needs a type and a default")
         else:
             parameters.append(parameter.replace(annotation=hints[name]))
     return inspect.Signature(parameters, return_annotation=Scheme)
 
 
-def _server_options() -> list[inspect.Parameter]:
-    kinds, defaults = get_type_hints(ServerOptions, include_extras=True), Served()
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    return [
-        inspect.Parameter(name, keyword, default=getattr(defaults, name), annotation=kind)
-        for name, kind in kinds.items()
-    ]
-
-
-def _without_help(signature: inspect.Signature) -> inspect.Signature:
-    parameters = []
-    for each in signature.parameters.values():
-        kind = each.annotation
-        parameters.append(each.replace(annotation=get_args(kind)[0] if get_origin(kind) is Annotated else kind))
-    return signature.replace(parameters=parameters)
+def _server_option(name: str, kind: object) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(Served(), name), annotation=kind)
 
 
 def _documented(text: str, signature: inspect.Signature) -> str:
-    """The docstring with a section of arguments, from the help of the parameters."""
+    """The docstring with a section of arguments, made from the parameters' help."""
     lines = [
         textwrap.fill(
             f"{name}: {_help(parameter)}",
@@ -293,7 +287,7 @@ def _help(parameter: inspect.Parameter) -> str:
 
 
 def _spelled(name: str, signature: inspect.Signature, values: Mapping[str, object]) -> str:
-    """The scheme string with the values that differ from the recipe's defaults."""
+    """The scheme string, with only the values that differ from the recipe's defaults."""
     given: list[str] = []
     alone = _list_of(signature.parameters)
     for key, parameter in signature.parameters.items():
@@ -313,20 +307,18 @@ def _text(value: object, parameter: inspect.Parameter) -> str:
         return str(value).lower()
     if isinstance(value, tuple | Mapping):
         return text_of(value)
-    # 2 and 2.0 are the same number, and so have the same name.
+    # 2 and 2.0 are the same number, so the names must be the same.
     return str(value).removesuffix(".0")
 
 
-def _read(text: str, parameter: inspect.Parameter, scheme: str) -> Any:  # noqa: ANN401 - as the annotation
-    """The value of a parameter in a scheme string, as `require_type`."""
-    types = _types_of(parameter)
-    if {str, Sequence} & types:
-        return text
-    try:
-        value = _BOOLEANS[text.lower()] if bool in types else int(text) if int in types else float(text)
-    except (KeyError, ValueError):
-        raise ConfigError(_refusal(text, parameter, scheme)) from None
-    return require_type(value, parameter, scheme)
+def _read(text: str, types: Collection[type]) -> object:
+    """The value of one of these types that a text stands for; the text itself if there is none, which is refused."""
+    if bool in types:
+        return _BOOLEANS.get(text.lower(), text)
+    with suppress(ValueError):
+        if str not in types and Sequence not in types:
+            return int(text) if int in types else float(text)
+    return text
 
 
 def _refusal(value: object, parameter: inspect.Parameter, scheme: str) -> str:
@@ -339,12 +331,12 @@ def _refusal(value: object, parameter: inspect.Parameter, scheme: str) -> str:
 
 
 def _types_of(parameter: inspect.Parameter) -> set[type]:
-    """The types that an annotation allows; a literal of a few words is a text, and the recipe checks which."""
+    """The types that an annotation allows; a `Literal` of words counts as text, and the recipe checks the word."""
     kind = parameter.annotation
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else [kind]
     return {str if get_origin(each) is Literal else get_origin(each) or each for each in kinds}
 
 
 def _list_of(parameters: Mapping[str, inspect.Parameter]) -> str | None:
-    """The only parameter of a recipe, if it takes a list."""
+    """The name of a recipe's only parameter, if it takes a list."""
     return next((key for key, each in parameters.items() if len(parameters) == 1 and Sequence in _types_of(each)), None)

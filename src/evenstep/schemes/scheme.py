@@ -1,11 +1,11 @@
-"""A scheme: one answer to each question, and what does not go together."""
+"""A scheme: one answer to each question, and the checks that the answers go together."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Final, Literal, TypeAlias, TypedDict, final
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.groups import ByHost, ByRank, BySpeed, Given, by_host
+from evenstep.core.groups import ByHost, ByRank, BySpeed, GivenGroups, by_host
 from evenstep.core.load.base import Load, LoadPolicy
 from evenstep.core.load.checked import load_policy
 from evenstep.core.samples import WEIGHTINGS
@@ -15,7 +15,7 @@ from evenstep.core.sync.rate import RATES
 from evenstep.schemes.given_sizes import ByKey, text_of
 
 MAX_SERVERS: Final = 128
-"""Of one run, all on one host."""
+"""The most servers of one run, all on one host."""
 
 
 Rate: TypeAlias = Annotated[
@@ -46,7 +46,7 @@ PushExchange: TypeAlias = Annotated[
 ServerCount: TypeAlias = Annotated[int, "Server processes, 1 to 128, each with a part of the parameters."]
 OptimizerName: TypeAlias = Annotated[
     str | None,
-    "An element-wise optimizer class that the servers may run beside those of `torch.optim`, as `my_module:MyClass`.",
+    "An optimizer class that the servers may run besides those of `torch.optim`, as `my_module:MyClass`.",
 ]
 PushTo: TypeAlias = Annotated[
     Literal["root", "group"],
@@ -70,7 +70,7 @@ class ServerOptions(TypedDict, total=False):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """The options of a run on parameter servers, besides its scheme's answers; the annotations say what each means.
+    """The options of a run on parameter servers, besides its scheme's answers; the annotations explain each.
 
     Raises:
         ConfigError: A value is out of range.
@@ -98,7 +98,7 @@ class Served:
 
     @property
     def allowed(self) -> tuple[str, ...]:
-        """The optimizers that servers may run beside those of `torch.optim`."""
+        """The optimizers that servers may run besides those of `torch.optim`."""
         return () if self.optimizer is None else (self.optimizer,)
 
 
@@ -112,16 +112,16 @@ class Scheme:
         load: How much each worker computes before the next synchronisation.
         sync: How far ahead a worker may run before it waits for the others.
         served: The options of the parameter servers; None if workers sum gradients among themselves, behind a barrier.
-        period: None: gradients are summed in every iteration. A number: each worker trains alone for that many
+        period: None: gradients are summed in every iteration. A number: each worker trains alone for this many
             iterations, then the parameters are averaged.
         weighting: `samples`: a worker counts by its samples, x_i / X, as in one process; `mean`: all workers count
-            alike, whatever their sizes.
+            equally, whatever their sizes.
         exchange: When the workers exchange their speeds: `overlapped` with the communication of the gradients, or
             `blocking`, after it.
         micro_batch: The number of samples that a worker computes on at once; its size is a multiple of this. None: its
             whole batch at once.
-        nonfinite: What becomes of a worker whose part of a sum or an average is not finite, as in `lb_bsp`. Servers
-            have an option of their own.
+        nonfinite: What to do with a worker whose part of a sum or an average is not finite, as in `lb_bsp`. Servers
+            have a separate option.
 
     Raises:
         ConfigError: The parts do not go together.
@@ -139,7 +139,9 @@ class Scheme:
 
     def __post_init__(self) -> None:
         if not isinstance(self.load, Load):
-            raise ConfigError(f"the load of a scheme cannot be {shown(self.load)}: derive its class from evenstep.Load")
+            raise ConfigError(
+                f"the load of a scheme cannot be {shown(self.load)}: derive its class from evenstep.policies.Load"
+            )
         if not callable(getattr(self.sync, "policy", None)):
             raise ConfigError(
                 f"the sync of a scheme cannot be {shown(self.sync)}: give an object like evenstep.core.sync.Bounded()"
@@ -193,11 +195,11 @@ class Scheme:
 
     @property
     def sums_every_gradient(self) -> bool:
-        """Whether all workers sum the gradients of each batch, as DistributedDataParallel does, and step together."""
+        """True if all workers sum the gradients of each batch and step together, like DistributedDataParallel."""
         return (self.served, self.period, self.micro_batch) == (None, None, None)
 
     def policy(self, workers: int) -> LoadPolicy:
-        """A new policy that decides the sizes of this many workers without servers."""
+        """Make a new policy that decides the sizes of this many workers without servers."""
         return load_policy(self.load, workers)
 
     def __str__(self) -> str:
@@ -205,12 +207,12 @@ class Scheme:
 
 
 def placed(scheme: Scheme, hosts: Sequence[str], gpus: Sequence[str] | None = None) -> Scheme:
-    """The scheme for workers on these hosts, by rank: with their groups, if it asks for those of each host.
+    """The scheme for workers on these hosts, by rank: if it asks for groups by host, with those groups.
 
-    With `gpus`, their names or "" by rank, it also has sizes by rank if it asks for sizes by rank, host or GPU.
+    With `gpus` (names or "", by rank), sizes by rank, host or GPU also become sizes by rank.
 
     Raises:
-        ConfigError: It asks for more groups than there are workers, or its sizes are not sizes of these workers.
+        ConfigError: The scheme asks for more groups than there are workers, or its sizes do not match these workers.
 
     >>> from evenstep.schemes import grouped, static
     >>> placed(grouped(groups="hosts"), ["a", "b", "a"]).name
@@ -233,7 +235,9 @@ def placed(scheme: Scheme, hosts: Sequence[str], gpus: Sequence[str] | None = No
     text = "/".join("+".join(map(str, group)) for group in groups) if len(groups) > 1 else "1"
     # The one parameter whose value is `hosts`.
     name = scheme.name.replace("groups=hosts", f"groups={text}")
-    return replace(scheme, name=name, sync=replace(sync, grouping=Given(groups) if len(groups) > 1 else ByRank(1)))
+    return replace(
+        scheme, name=name, sync=replace(sync, grouping=GivenGroups(groups) if len(groups) > 1 else ByRank(1))
+    )
 
 
 def one_of(parameter: str, value: str, known: Collection[str]) -> None:

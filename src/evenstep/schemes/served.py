@@ -1,4 +1,4 @@
-"""Recipes on parameter servers, whose workers need not wait for each other at every iteration."""
+"""Recipes on parameter servers, where workers need not wait for each other in every iteration."""
 
 from typing import Annotated, TypeAlias, Unpack
 
@@ -15,14 +15,14 @@ Sizes: TypeAlias = Annotated[
 
 @recipe
 def asp(*, load: Sizes = "bsp", **served: Unpack[ServerOptions]) -> Scheme:
-    """ASP: no worker waits for another; each push changes the parameters at once.
+    """ASP: no worker waits for another, and each push changes the parameters at once.
 
     Source: Dean et al., NIPS 2012 (Downpour SGD); Li et al., OSDI 2014 (parameter servers). Parts: the sizes of
     `load`, no bound. Neither paper says how the learning rate of BSP carries over; ours follows each push's share of
     the global batch and its staleness (`evenstep.core.sync.rate`).
 
     When to use it: speeds differ and change too quickly for sizes to follow, and a little accuracy may be lost. When
-    not: lasting differences, which `lb_bsp` removes without any staleness.
+    not: differences last; `lb_bsp` removes them without any staleness.
     """
     return Scheme(load=sizes_of("asp", load).load, sync=Unbounded(), served=Served(**served))
 
@@ -39,8 +39,8 @@ def ssp(
     Source: Ho et al., NIPS 2013. Parts: the sizes of `load`, a fixed bound. We differ in that a push changes the
     parameters at once for all, and in its rate (see `asp`).
 
-    When to use it: slowness that comes and goes within a few iterations. When not: a worker that stays slower, because
-    all workers slow down to its speed once the bound is reached; add `load=lb-bsp` then.
+    When to use it: slowness comes and goes within a few iterations. When not: a worker stays slower, because all
+    workers slow down to its speed once the bound is reached; add `load=lb-bsp` then.
     """
     return Scheme(load=sizes_of("ssp", load).load, sync=Bounded(bound=bound), served=Served(**served))
 
@@ -56,14 +56,14 @@ def dssp(
     load: Sizes = "bsp",
     **served: Unpack[ServerOptions],
 ) -> Scheme:
-    """DSSP: as SSP, with a bound that moves between `lower` and `upper` to where the fastest is expected to wait least.
+    """DSSP: SSP with a bound that moves between `lower` and `upper` to where the fastest is expected to wait least.
 
     Source: Zhao et al., ICDCS 2019. Parts: the sizes of `load`, a dynamic bound. The printed algorithm has defects,
     which are corrected (`evenstep.core.sync.dynamic` lists them), and exceeds `upper`; here it does not, unless
     `bounded` is false.
 
-    When to use it: as SSP, if no single bound is right. When not: a worker that stays slower; any scheme that keeps to
-    a bound then runs at its speed.
+    When to use it: as SSP, if no single bound is right. When not: a worker stays slower; any scheme with a bound then
+    runs at its speed.
     """
     sync = Dynamic(lower=lower, upper=upper, bounded=bounded)
     return Scheme(load=sizes_of("dssp", load).load, sync=sync, served=Served(**served))

@@ -1,11 +1,11 @@
-"""What a server reports to its parent process: its addresses, heartbeats, and workers that join or leave."""
+"""A server's reports to its parent: addresses, heartbeats, workers that come and go, and whether any is here."""
 
 import json
 import os
-import select
 import threading
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Final, final
 
 BEATS: Final = 8
@@ -14,9 +14,7 @@ BEATS: Final = 8
 
 @final
 class Announcements:
-    """Writes lines to the parent process: JSON, or empty lines as beats. Any thread may call; no call waits.
-
-    A parent that does not read for a long time misses beats, but no event.
+    """Writes lines to the parent process: JSON, or empty lines as beats.
 
     Args:
         descriptor: A pipe or socket to the parent.
@@ -24,38 +22,31 @@ class Announcements:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._lock = threading.Lock()
-        self._waiting: deque[bytes] = deque()
-        self._gone = False
+        self._events: SimpleQueue[Mapping[str, object]] = SimpleQueue()
 
     def tell(self, event: Mapping[str, object]) -> None:
-        """Report an event, after all earlier ones."""
-        with self._lock:
-            self._waiting.append(json.dumps(event).encode() + b"\n")
-            self._flush()
+        """Report an event, after all earlier ones. Any thread may call this, and it does not wait for the parent."""
+        self._events.put(event)
 
-    def beat(self) -> None:
-        """Report that this process is alive."""
-        with self._lock:
-            if not self._waiting:
-                self._waiting.append(b"\n")
-            self._flush()
-            if self._waiting and self._waiting[-1] == b"\n":
-                self._waiting.pop()
+    def write(self, heartbeat_seconds: float) -> None:
+        """Write events as they come, and beats between them. Call it in a thread."""
+        with suppress(OSError):  # The parent has closed its end; this process ends when it sees the end of its input.
+            while True:
+                line = ""
+                with suppress(Empty):
+                    # A beat follows each event, too: from the addresses on, silence is noticed.
+                    line = json.dumps(self._events.get(timeout=heartbeat_seconds / BEATS)) + "\n"
+                os.write(self._descriptor, f"{line}\n".encode())
 
-    def beat_until(self, ended: threading.Event, heartbeat_seconds: float) -> None:
-        """Beat until `ended` is set; to be run in a thread."""
-        while not ended.wait(heartbeat_seconds / BEATS):
-            self.beat()
+    def answer(self, source: int, present: Callable[[], Mapping[str, object]], orphaned: threading.Event) -> None:
+        """Report `present()` whenever the parent writes to the input. Call it in a thread.
 
-    def _flush(self) -> None:
-        while self._waiting and not self._gone:
-            # A writable pipe accepts a whole line at once.
-            if not select.select([], [self._descriptor], [], 0)[1]:
-                return
-            try:
-                os.write(self._descriptor, self._waiting[0])
-            except OSError:  # The parent has closed its end; this process ends when it sees the end of its input.
-                self._gone = True
-            else:
-                self._waiting.popleft()
+        Args:
+            source: The input.
+            present: Returns whether any worker is `here`, and more about those that are not.
+            orphaned: Set when the parent has ended, which closes the input.
+        """
+        with suppress(OSError):  # If the input is a socket, its end can be an error.
+            while os.read(source, 4096):
+                self.tell({"event": "present", **present()})
+        orphaned.set()

@@ -1,15 +1,19 @@
-"""How shard 0 turns pushes into commits, and commits into answers."""
+"""Turns pushes into commits, and commits into answers, on shard 0."""
 
-from collections.abc import Sequence
-from typing import Any, cast, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 from evenstep.core.coordinate import Answer, Apply, PushKey
+from evenstep.core.errors import ProtocolError
 from evenstep.core.sync.rate import clip_factor, commit_step, look_ahead
-from evenstep.protocol.messages import Work
-from evenstep.protocol.optimizer import Options
+from evenstep.protocol.messages import Grant, PushGradients
 from evenstep.protocol.shard_messages import ShardCommit
 from evenstep.server.shard_state import ShardState
 from evenstep.tensors.optimizers import LOOKS_AHEAD
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from evenstep.protocol.optimizer import Options
 
 
 @final
@@ -18,6 +22,8 @@ class Commits:
 
     def __init__(self, shard_state: ShardState) -> None:
         self._shard_state = shard_state
+        self._given: dict[int, tuple[int, Sequence[Options]]] = {}
+        """By worker: the incarnation that last sent its optimizers' options, and the options."""
         self._pushes: dict[PushKey, tuple[Sequence[Options], float]] = {}
         """The options and the norm that came with each push."""
         self._made: dict[int, Apply] = {}
@@ -25,20 +31,32 @@ class Commits:
         self._options: Sequence[Options] = ()
         """The options that came with the first push of the latest commit."""
 
-    def announce(self, key: PushKey, options: Sequence[Options], norm: float) -> None:
-        """A push is staged on every shard."""
-        self._pushes[key] = options, norm
+    def announce(self, key: PushKey, push: PushGradients) -> None:
+        """Note a push that is staged on every shard.
+
+        Raises:
+            ConfigError: The optimizers of this run do not take its options.
+            ProtocolError: A worker's first push has none.
+        """
+        worker, incarnation, _ = key
+        if push.options is not None:
+            self._shard_state.shard.check_options(push.options)
+            self._given[worker] = incarnation, push.options
+        given_by, options = self._given.get(worker, (None, ()))
+        if given_by != incarnation:
+            raise ProtocolError("a worker's first push has no options")
+        self._pushes[key] = options, push.norm
 
     def forget(self, key: PushKey) -> None:
-        """A push will not be committed."""
+        """Forget a push that will not be committed."""
         self._pushes.pop(key, None)
 
     def announced(self, worker: int, incarnation: int) -> tuple[PushKey, ...]:
-        """The pushes of a worker that can still be committed."""
+        """Return the pushes of a worker that can still be committed."""
         return tuple(key for key in self._pushes if key[:2] == (worker, incarnation))
 
     def make(self, update: Apply) -> ShardCommit:
-        """The command for every shard."""
+        """Make the command that commits this update on every shard."""
         served = self._served
         given, norm = self._pushes[update.pushes[0][0]]
         self._options = given
@@ -62,10 +80,10 @@ class Commits:
             direct=tuple(step.direct for step in steps),
         )
 
-    def answer(self, answer: Answer, sizes: tuple[int, ...] | None) -> tuple[Work, tuple[float, ...]]:
-        """The message for a worker, and how far to move each group's weights for it. `sizes`: if they have changed."""
+    def answer(self, answer: Answer, sizes: tuple[int, ...] | None) -> tuple[Grant, tuple[float, ...]]:
+        """Make a worker's message, and return it and how far to move each group's weights. `sizes`: if they changed."""
         release, commit = answer.release, self._made.pop(answer.worker, None)
-        work = Work(
+        work = Grant(
             claims=tuple((claim.number, claim.ranges) for claim in answer.claims),
             over=answer.over,
             lead=None if release is None else release.lead,
@@ -80,7 +98,7 @@ class Commits:
         spec, rate = cast("Any", self._shard_state.spec), self._served.rate
         if commit is None or answer.over or not commit.staleness or spec.optimizers[0].name not in LOOKS_AHEAD:
             return work, ()
-        # The commits that its next push misses are taken to be like those that the last one has missed.
+        # Its next push is assumed to miss as many commits as the last one did.
         share = commit.behind / commit.staleness
         steps = [commit_step(each, share=share, behind=commit.behind, rule=rate) for each in self._options]
         return work, tuple(look_ahead(step.options, commit.staleness, rule=rate) for step in steps)

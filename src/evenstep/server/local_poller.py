@@ -34,7 +34,7 @@ class LocalPoller:
         self._changed = threading.Lock()
 
     def open(self, connection: StreamConnection, session: Serves) -> None:
-        """Serve this connection, too."""
+        """Serve this connection too."""
         connection.set_reading_patience(self._patience_seconds)
         with self._changed:
             self._arrived.append((connection, session))
@@ -61,7 +61,7 @@ class LocalPoller:
             self._selector.register(descriptor, selectors.EVENT_READ, session)
 
     def _serves(self, descriptor: int) -> object:
-        """The session of this descriptor, which may have been closed and reused a moment ago."""
+        """Return the session of this descriptor, which may have been closed and reused a moment ago."""
         key = self._selector.get_map().get(descriptor)
         return None if key is None else key.data
 

@@ -5,22 +5,30 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
 from evenstep.core.activity import Seen
-from evenstep.core.coordinate import Answer, Apply, Arrival, Coordinator, CoordinatorCommand, Discard, Given
+from evenstep.core.coordinate import (
+    Answer,
+    Apply,
+    Arrival,
+    Coordinator,
+    CoordinatorCommand,
+    Discard,
+    Given,
+    Lost,
+    Presence,
+    PushKey,
+)
 from evenstep.core.errors import ConfigError, DisagreementError, ProtocolError
 from evenstep.core.samples.pass_costs import PassCosts
 from evenstep.core.supervision import Why
-from evenstep.protocol.messages import Drained, SendWeights
-from evenstep.protocol.optimizer import Options
+from evenstep.protocol.messages import PushGradients, SendWeights
+from evenstep.protocol.shard_messages import ShardDiscard, ShardInitialise, ShardLeave
 from evenstep.server.all_shards import AllShards
-from evenstep.server.attendance import Attendance
 from evenstep.server.commits import Commits
 from evenstep.server.journal import Journal
-from evenstep.server.presence import Presence
 from evenstep.server.saving import Saving
 from evenstep.server.serving import BrokenServerError
-from evenstep.server.shard.snapshots import Snapshots
 from evenstep.server.shard_state import ShardState
-from evenstep.telemetry import Recorder
+from evenstep.telemetry import Recorder, events
 from evenstep.transport.base import Connection
 
 
@@ -30,50 +38,35 @@ class Primary:
 
     Args:
         shard_state: Shard 0's own part.
-        workers: Number of workers of the run.
         followers: Connections to the other shards, in their order.
-        snapshots: Where to find the snapshot from which to continue.
-        resume: Whether to continue from a snapshot.
-        snapshot_seconds: Time between two snapshots.
-        heartbeat_seconds: How long a worker may be silent.
         recorder: Receives events.
         first_incarnation: Incarnations are numbered from here. Two servers of a run must not give out the same number.
         clock: A clock in seconds that does not go back.
         say: Receives sentences for the user.
-        report: Receives an event when a worker joins, leaves or misses a pass, for the process that supervises the run.
-        name_lost: Whether the summary names lost workers.
-        drained: Makes the answer to `Drain`, when no worker is left.
+        report: Receives an event when a worker comes or goes or a pass begins, for the process that supervises the run.
     """
 
     def __init__(
         self,
         *,
         shard_state: ShardState,
-        workers: int,
         followers: Sequence[Connection],
-        snapshots: Snapshots,
-        resume: bool,
-        snapshot_seconds: float,
-        heartbeat_seconds: float,
         recorder: Recorder,
         first_incarnation: int,
         clock: Callable[[], float],
         say: Callable[[str], None],
         report: Callable[[Mapping[str, object]], None],
-        name_lost: bool = True,
-        drained: Callable[[], Drained] = Drained,
     ) -> None:
         self.shard_state = shard_state
-        self._workers = workers
-        self._resume = resume
-        self._heartbeat_seconds = heartbeat_seconds
         self._clock = clock
         self._shards = AllShards(shard_state, followers)
-        self._journal = Journal(self._shards, recorder, say, name_lost=name_lost, now=clock())
+        self._journal = Journal(self._shards, recorder, say, now=clock())
+        self._record = self._journal.record
         self._commits = Commits(shard_state)
-        self._presence = Presence(shard_state.slots, heartbeat_seconds, clock())
-        self._attendance = Attendance(report, drained)
-        self._saving = Saving(self._shards, snapshots, snapshot_seconds, clock=clock, journal=self._journal, say=say)
+        self._presence = Presence(shard_state.settings.heartbeat_seconds)
+        self._report = report
+        self._reported_pass = -1
+        self._saving = Saving(self._shards, clock=clock, journal=self._journal, say=say)
         self._coordinator: Coordinator | None = None
         self._incarnation = first_incarnation
         self._initialiser: int | None = None
@@ -82,14 +75,19 @@ class Primary:
 
     @property
     def coordinator(self) -> Coordinator:
-        """What decides; ProtocolError before the first worker has described the run."""
+        """The coordinator; ProtocolError before the first worker has described the run."""
         if self._coordinator is None:
             raise ProtocolError("a worker made a request before it described the run")
         return self._coordinator
 
     @property
-    def events(self) -> int:
-        """Counts events, so that waiting workers can see that the servers make progress."""
+    def version(self) -> int:
+        """The version of the weights."""
+        return self.shard_state.version
+
+    @property
+    def progress(self) -> int:
+        """The number of events, by which waiting workers see that the servers make progress."""
         return self._journal.events
 
     # Workers join and leave.
@@ -97,7 +95,7 @@ class Primary:
     def start(
         self, worker: int, encoded: bytes, connection: Connection, has: int, limit_seconds: float = math.inf
     ) -> int:
-        """A worker joins as a new incarnation, which replaces an older one; returns its number.
+        """Let a worker join as a new incarnation, which replaces an older one; return its number.
 
         Args:
             worker: Its rank.
@@ -115,14 +113,14 @@ class Primary:
         self.coordinator.join(worker)
         now = self._clock()
         self._presence.joined(worker, limit_seconds, now)
-        self._journal.joined(worker, now, self._incarnation)
-        self._attendance.joined(worker, limit_seconds)
+        self._record(events.Joined(at=now, version=self.version, worker=worker, incarnation=self._incarnation))
+        self._report({"event": "join", "worker": worker, "limit_seconds": limit_seconds})
         self._ask_to_initialise()
         return self._incarnation
 
     def _define(self, encoded: bytes) -> None:
         known = self.shard_state.spec
-        spec = self.shard_state.define(encoded, self._workers)
+        spec = self.shard_state.define(encoded)
         if known is not None:
             return
         scheme, problem = spec.scheme, spec.problem
@@ -131,85 +129,75 @@ class Primary:
         coordinator = Coordinator(
             sync=scheme.sync, load=scheme.load, problem=problem, length=spec.length, drop_last=spec.drop_last
         )
-        if self._resume:
-            self._saving.restore(coordinator, self._workers)
+        if self.shard_state.settings.resume:
+            self._saving.restore(coordinator)
         self._coordinator = coordinator
-        self._journal.define(spec, self._workers)
-        for worker in range(self._workers):
+        self._journal.define(spec)
+        for worker in range(self.shard_state.settings.workers):
             self._presence.expect(worker, self._clock())
 
     def met(self, worker: int) -> None:
-        """The worker waits for the others, before the run begins."""
-        self._attendance.met(worker)
+        """Report that the worker waits for the others before the run begins."""
+        self._report({"event": "meet", "worker": worker})
 
-    def heard(self, worker: int) -> None:
-        """Something arrived from the worker."""
-        self._presence.heard(worker, self._clock())
+    def heard(self, worker: int, seen: Seen | None = None) -> None:
+        """Note that something arrived from the worker; a pulse says what its main thread does."""
+        self._presence.heard(worker, self._clock(), seen)
 
     def asked(self, worker: int) -> None:
-        """The main thread of the worker made a request."""
+        """Note that the main thread of the worker made a request."""
         self._presence.asked(worker, self._clock())
 
-    def pulse(self, worker: int, seen: Seen) -> None:
-        """The worker sent a pulse, with the activity of its main thread."""
-        self._presence.pulse(worker, seen, self._clock())
-
     def lose(self, worker: int, incarnation: int, why: Why, seconds: float = 0.0) -> None:
-        """The worker has left, or was silent or hung for this many seconds; others stop waiting for it."""
+        """Stop waiting for a worker that has left, or was silent or hung for this many seconds."""
         slot = self.shard_state.slots.get(worker)
         if slot is None or slot.incarnation != incarnation:
             return
         early = self._report_left(worker, why, seconds) and why is Why.DONE
-        self._presence.left(worker)
         self._begins.pop(worker, None)
         # Announced pushes are still committed.
-        self._shards.leave(worker, incarnation, self._commits.announced(worker, incarnation))
+        announced = self._commits.announced(worker, incarnation)
+        self._shards.do(ShardLeave(worker=worker, incarnation=incarnation, announced=announced))
         now = self._clock()
-        self._journal.left(worker, now, why, early=early)
+        self._record(events.Left(at=now, version=self.version, worker=worker, why=why, early=early))
         if self._initialiser == worker:
             self._initialiser = None
         self._carry_out(self.coordinator.leave(worker, now))
         self._ask_to_initialise()
-        self._tell_drained()
 
     def _report_left(self, worker: int, why: Why, seconds: float) -> bool:
-        doing = self._presence.last_activity(worker, why, seconds, self._clock())
-        return self._attendance.left(worker, why, self.coordinator, seconds, doing)
-
-    def drain(self, connection: Connection) -> None:
-        """Send `Drained` over this connection when no worker is left."""
-        self._attendance.drain(connection)
-        self._tell_drained()
-
-    def _tell_drained(self) -> None:
-        if not self.shard_state.slots:
-            self._attendance.tell_drained()
+        """Report that the worker has left; return True if it was in the middle of a pass."""
+        now, in_loop = self._clock(), self.coordinator.in_loop(worker)
+        doing = self._presence.last_activity(worker, now, seconds if why is Why.HUNG else math.inf)
+        self._presence.left(worker)
+        about = {"worker": worker, "why": why, "seconds": seconds, "in_loop": in_loop, "doing": doing}
+        self._report({"event": "leave", "number": self.coordinator.passes.number, **about})
+        return in_loop
 
     # Time passes.
 
     def look(self) -> None:
-        """Give up silent and hanging workers, and record and save what is due; to be called often."""
+        """Give up silent and hanging workers, and record and save what is due. Call it often."""
         now = self._clock()
-        self._presence.look(now)
-        for worker in self._presence.silent(now):
-            self._give_up_silent(worker, now)
-        for worker, seconds in self._presence.hanging(self._waited_for(), now):
-            self.lose(worker, self.shard_state.slots[worker].incarnation, Why.HUNG, seconds)
-        self._report_missing()
+        receiving = [worker for worker, slot in self.shard_state.slots.items() if slot.receiving]
+        for lost in self._presence.look(now, self._waited_for(), receiving):
+            self._give_up(lost, now)
+        self._report_pass()
         self._saving.look(self._coordinator, now)
         self._journal.tally(now, self._samples)
 
-    def _give_up_silent(self, worker: int, now: float) -> None:
+    def _give_up(self, lost: Lost, now: float) -> None:
+        worker = lost.worker
         slot = self.shard_state.slots.get(worker)
         if slot is not None:
-            self.lose(worker, slot.incarnation, Why.SILENT, self._heartbeat_seconds)
-            return
-        self._presence.left(worker)
-        if self.coordinator.awaits(worker):
-            self._journal.left(worker, now, Why.NEVER_CAME, early=False)
-            self._report_left(worker, Why.NEVER_CAME, self._heartbeat_seconds)
+            self.lose(worker, slot.incarnation, lost.why, lost.seconds)
+        elif self.coordinator.awaits(worker):
+            self._record(events.Left(at=now, version=self.version, worker=worker, why=lost.why, early=False))
+            self._report_left(worker, lost.why, lost.seconds)
             self._carry_out(self.coordinator.leave(worker, now))
             self._ask_to_initialise()
+        else:
+            self._presence.left(worker)
 
     def _waited_for(self) -> list[int]:
         if self._coordinator is None:
@@ -219,21 +207,24 @@ class Primary:
             waited += self.shard_state.slots.keys() - self._begins.keys()
         return waited
 
-    def _report_missing(self) -> None:
-        if self._coordinator is not None:
-            self._attendance.report_missing(self._coordinator.passes.number)
+    def _report_pass(self) -> None:
+        number = -1 if self._coordinator is None else self._coordinator.passes.number
+        if number > self._reported_pass:
+            self._reported_pass = number
+            self._report({"event": "pass", "number": number})
 
     # A pass.
 
     def begin(self, worker: int, number: int, epoch: int, ahead: int, costs: PassCosts | None = None) -> None:
-        """A worker begins a pass. In a new run, all workers do so before any is answered, so that all take part."""
-        if self.shard_state.version < 0:
+        """Begin a worker's pass. In a new run, none is answered before all have begun, so that all take part."""
+        if self.version < 0:
             self._begins[worker] = (number, epoch, ahead, costs)
             self._ask_to_initialise()
             return
         now = self._clock()
         commands = self.coordinator.begin(worker, number, epoch, now, ahead=ahead, costs=costs)
-        self._journal.begun(worker, now, number=number, epoch=epoch, ahead=ahead)
+        begun = events.Begun(at=now, version=self.version, worker=worker, number=number, epoch=epoch, ahead=ahead)
+        self._record(begun)
         self._carry_out(commands)
 
     def _ask_to_initialise(self) -> None:
@@ -246,13 +237,13 @@ class Primary:
 
     @property
     def _awaits_any(self) -> bool:
-        return any(map(self.coordinator.awaits, range(self._workers)))
+        return any(map(self.coordinator.awaits, range(self.shard_state.settings.workers)))
 
     def initialised(self, worker: int) -> None:
-        """The worker has staged its weights on every shard; the run begins with them."""
-        if self.shard_state.version >= 0 or worker != self._initialiser:
+        """Begin the run with the weights that the worker has staged on every shard."""
+        if self.version >= 0 or worker != self._initialiser:
             raise ProtocolError(f"worker {worker} sent initial weights without being asked for them")
-        self._shards.initialise(worker, self.coordinator.version)
+        self._shards.do(ShardInitialise(worker=worker, version=self.coordinator.version))
         self._initialiser = None
         # From now on there is always a snapshot to go back to.
         self._saving.write(self._coordinator)
@@ -260,41 +251,54 @@ class Primary:
         for waiting, begin in sorted(begins.items()):
             try:
                 self.begin(waiting, *begin)
-            except DisagreementError as error:  # It concerns the waiting worker, not the one that sent the weights.
+            except DisagreementError as error:  # The waiting worker is at fault, not the one that sent the weights.
                 self._shards.refuse(waiting, error)
 
-    def push(self, arrival: Arrival, options: Sequence[Options], norm: float) -> None:
-        """A worker's push is staged on every shard."""
-        key, now = arrival.key, self._clock()
-        self._commits.announce(key, options, norm)
+    def push(self, key: PushKey, push: PushGradients) -> None:
+        """Take in a worker's push, which is staged on every shard; errors as for `Commits.announce`."""
+        now = self._clock()
+        arrival = Arrival(
+            key=key, claim=push.claim, version=push.weights, samples=push.samples, units=push.units, row=push.row
+        )
+        self._commits.announce(key, push)
         try:
             commands = self.coordinator.push(arrival, now)
         except ProtocolError:
             self._commits.forget(key)
             raise
-        self._journal.pushed(arrival, now)
+        self._record(
+            events.Pushed(
+                at=now,
+                version=self.version,
+                worker=arrival.worker,
+                claim=push.claim,
+                pulled=push.weights,
+                samples=push.samples,
+                units=push.units,
+                row=push.row,
+            )
+        )
         self._carry_out(commands)
 
     def more(self, worker: int, ahead: int) -> None:
-        """A worker fetches ahead of what it computes."""
+        """Take in that a worker fetches ahead of what it computes."""
         now = self._clock()
         commands = self.coordinator.more(worker, ahead)
-        self._journal.fetched_ahead(worker, now, ahead=ahead)
+        self._record(events.FetchedAhead(at=now, version=self.version, worker=worker, ahead=ahead))
         self._carry_out(commands)
 
     def rest(self, worker: int, done: int | None, *, ended: bool) -> None:
-        """A worker waits for claims, or for the end of the pass."""
+        """Take in that a worker waits for claims, or for the end of the pass."""
         now = self._clock()
         commands = self.coordinator.rest(worker, now, done=done, ended=ended)
-        self._journal.rested(worker, now, done=done, ended=ended)
+        self._record(events.Rested(at=now, version=self.version, worker=worker, done=done, ended=ended))
         self._carry_out(commands)
 
     def stop(self, worker: int) -> None:
-        """A worker has left its loop."""
+        """Take in that a worker has left its loop."""
         now = self._clock()
         commands = self.coordinator.stop(worker, now)
-        self._journal.stopped(worker, now)
-        self._attendance.left_loop(worker, self.coordinator.passes.number)
+        self._record(events.Stopped(at=now, version=self.version, worker=worker))
         self._carry_out(commands)
         self._shards.reply(worker)
 
@@ -302,21 +306,25 @@ class Primary:
         """Carry out commands.
 
         Raises:
-            BrokenServerError: A command failed. A decision cannot be taken back, so this server must end.
+            BrokenServerError: A command failed. Decisions cannot be taken back, so this server must end.
         """
         try:
             for command in commands:
                 if isinstance(command, Apply):
-                    self._shards.commit(self._commits.make(command))
+                    self._shards.do(self._commits.make(command))
                 elif isinstance(command, Discard):
-                    self._shards.discard(command.key)
+                    self._shards.do(ShardDiscard(key=command.key))
                     self._commits.forget(command.key)
                 elif isinstance(command, Answer):
                     self._answer(command)
                 elif isinstance(command, Given):
                     self.shard_state.give(command.worker, command.claims)
                 else:
-                    self._journal.regrouped(command, self._clock())
+                    self._record(
+                        events.Regrouped(
+                            at=self._clock(), version=self.version, groups=command.groups, reason=command.reason
+                        )
+                    )
         except Exception as error:
             raise BrokenServerError("the servers could not carry out a decision") from error
 
@@ -326,12 +334,13 @@ class Primary:
             self._saving.write(self._coordinator)
         self._journal.answered(answer, self._clock())
         slot = self.shard_state.slots.get(answer.worker)
-        sizes = None if slot is None else slot.changed_sizes(self.coordinator.sizes.all(), self._workers)
+        workers = self.shard_state.settings.workers
+        sizes = None if slot is None else slot.changed_sizes(self.coordinator.sizes.all(), workers)
         self._shards.reply(answer.worker, *self._commits.answer(answer, sizes))
 
     def finish(self) -> None:
-        """The servers end: record and save everything, and print the summary."""
-        self._report_missing()
+        """Record and save everything and print the summary, before the servers end."""
+        self._report_pass()
         self._journal.tally(self._clock(), self._samples, every=0.0)
         self._saving.write(self._coordinator)
         self._journal.summarise()

@@ -11,28 +11,28 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 import torch
 
 from evenstep.core.errors import ConfigError, EvenstepError
-from evenstep.launch.server_settings import SECRET_VARIABLE, ServerArguments
+from evenstep.launch.server_settings import SECRET_VARIABLE, ServerSettings
 from evenstep.protocol.encoding import encode
-from evenstep.protocol.messages import Drained, Follow
+from evenstep.protocol.messages import Follow
 from evenstep.schemes import import_recipes
 from evenstep.server.announce import Announcements
-from evenstep.server.group.group import Group
+from evenstep.server.group.group import ServedGroup
 from evenstep.server.group.member import GroupMember
-from evenstep.server.host import Host
+from evenstep.server.host import HostProcess
 from evenstep.server.local_poller import LocalPoller
 from evenstep.server.primary import Primary
 from evenstep.server.rendezvous import Rendezvous
 from evenstep.server.requests import Service
 from evenstep.server.serving import BrokenServerError, serve_all
-from evenstep.server.session import Session
-from evenstep.server.shard.snapshots import Snapshots
+from evenstep.server.session import ServerSession
 from evenstep.server.shard_state import ShardState
 from evenstep.telemetry import JsonlRecorder
 from evenstep.telemetry.say import say
@@ -42,14 +42,14 @@ from evenstep.transport.listen import listen
 from evenstep.transport.stream import StreamConnection
 
 POLL_SECONDS: Final = 0.25
-"""How often a server checks for silent workers and due snapshots."""
+"""How often to check for silent workers and due snapshots."""
 LAST_SECONDS: Final = 10.0
 """How long the other servers wait for a last snapshot of shard 0 when all have to end."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a server; returns the exit code."""
-    settings = ServerArguments.decode(arguments[0])
+    """Run a server; return the exit code."""
+    settings = ServerSettings.decode(arguments[0])
     # One thread of this process computes at a time, so a pool for each would only slow it down.
     torch.set_num_threads(1)
     _leave_out_compiler()
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, end)
     secret = bytes.fromhex(os.environ[SECRET_VARIABLE])
     try:
-        # Only modules that the starting process has imported itself: no peer can name a module to import.
+        # Only modules that the starting process has imported itself, so that no peer can name a module to import.
         for module, folder in settings.recipes:
             import_recipes(module, folder)
         serve(settings, secret, ended)
@@ -78,44 +78,46 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def serve(settings: ServerArguments, secret: bytes, ended: threading.Event) -> None:
+def serve(settings: ServerSettings, secret: bytes, ended: threading.Event) -> None:
     """Listen, and serve until `ended` is set."""
     if settings.parent:
         _serve_group(settings, secret, ended)
         return
-    snapshots = Snapshots(settings.snapshots, settings.count)
+    shard_state = ShardState(settings)
     recorder = JsonlRecorder(settings.snapshots.parent, settings.index, role="server")
-    # Started again, on its port, it may have died before the first snapshot.
-    if settings.resume and settings.index == settings.port == 0 and snapshots.latest(lambda _: None) is None:
+    # A server that is restarted on its port may have died before the first snapshot.
+    starts = settings.resume and settings.index == settings.port == 0
+    if starts and shard_state.snapshots.latest(lambda _: None) is None:
         raise ConfigError(
             f"no snapshot in {settings.snapshots} is complete on this host: resume where the servers were, with the"
             " --run-dir of that run"
         )
-    shard_state = ShardState(index=settings.index, count=settings.count, snapshots=snapshots, allow=settings.allow)
     parent = Announcements(sys.stdout.fileno())
-    host = Host(settings.host, settings.workers) if settings.host and settings.index == 0 else None
-    primary = (
-        _primary(settings, secret, shard_state, snapshots, recorder, host or parent) if settings.index == 0 else None
-    )
+    host = HostProcess(settings.host, settings.workers) if settings.host and settings.index == 0 else None
+    primary = _primary(shard_state, secret, recorder, host or parent) if settings.index == 0 else None
     service = Service(
         shard_state=shard_state,
         primary=primary,
         rendezvous=Rendezvous(settings.workers),
         lock=threading.RLock(),
-        workers=settings.workers,
-        heartbeat_seconds=settings.heartbeat_seconds,
         recorder=recorder,
     )
     poller = LocalPoller()
-    with _listening(settings, secret, ended, poller, lambda connection: Session(connection, service), parent):
+
+    def present() -> Mapping[str, object]:
+        with service.lock:
+            return {"here": bool(shard_state.slots), **({} if host is None else host.absent)}
+
+    questions = partial(parent.answer, sys.stdin.fileno(), present, ended)
+    with _listening(settings, secret, parent, questions, poller, partial(ServerSession, service=service)):
         _run(service, host, ended, poller)
-        snapshots.wait()
+        shard_state.snapshots.wait()
     recorder.close()
 
 
-def _serve_group(settings: ServerArguments, secret: bytes, ended: threading.Event) -> None:
-    """As `serve`, for a group server."""
-    group = Group(
+def _serve_group(settings: ServerSettings, secret: bytes, ended: threading.Event) -> None:
+    """Like `serve`, for a group server."""
+    group = ServedGroup(
         workers=settings.workers,
         connect=lambda: connect(settings.parent, secret=secret),
         patience_seconds=settings.heartbeat_seconds,
@@ -123,7 +125,9 @@ def _serve_group(settings: ServerArguments, secret: bytes, ended: threading.Even
     poller = LocalPoller()
     # If the worker that started it dies, the others of its group continue.
     orphaned = threading.Event()
-    with _listening(settings, secret, orphaned, poller, group.open, Announcements(sys.stdout.fileno())):
+    parent = Announcements(sys.stdout.fileno())
+    questions = partial(parent.answer, sys.stdin.fileno(), lambda: {"here": not group.deserted}, orphaned)
+    with _listening(settings, secret, parent, questions, poller, group.open):
         while not ended.is_set() and not (orphaned.is_set() and group.deserted):
             poller.serve(POLL_SECONDS)
             group.look(time.monotonic())
@@ -131,12 +135,12 @@ def _serve_group(settings: ServerArguments, secret: bytes, ended: threading.Even
 
 @contextmanager
 def _listening(
-    settings: ServerArguments,
+    settings: ServerSettings,
     secret: bytes,
-    orphaned: threading.Event,
-    poller: LocalPoller,
-    open_session: Callable[[Connection], Session | GroupMember],
     parent: Announcements,
+    questions: Callable[[], None],
+    poller: LocalPoller,
+    open_session: Callable[[Connection], ServerSession | GroupMember],
 ) -> Iterator[None]:
     """Report the addresses and accept connections: on this host for the poller, others with a thread each."""
 
@@ -154,73 +158,54 @@ def _listening(
 
     with listen(settings.listen, settings.port, secret=secret) as listener:
         parent.tell({"addresses": listener.addresses})
-        parent.beat()  # From here on silence is noticed.
-        beating = (threading.Event(), settings.heartbeat_seconds)
-        threading.Thread(target=parent.beat_until, args=beating, name="evenstep-beat", daemon=True).start()
+        beating = (settings.heartbeat_seconds,)
+        threading.Thread(target=parent.write, args=beating, name="evenstep-beat", daemon=True).start()
         threading.Thread(target=let_in, name="evenstep-door", daemon=True).start()
-        threading.Thread(target=_watch_input, args=(orphaned,), name="evenstep-input", daemon=True).start()
+        threading.Thread(target=questions, name="evenstep-input", daemon=True).start()
         yield
 
 
 def _primary(
-    settings: ServerArguments,
-    secret: bytes,
-    shard_state: ShardState,
-    snapshots: Snapshots,
-    recorder: JsonlRecorder,
-    parent: Announcements | Host,
+    shard_state: ShardState, secret: bytes, recorder: JsonlRecorder, parent: Announcements | HostProcess
 ) -> Primary:
-    """The primary, with connections to the other shards."""
-    followers = [connect(addresses, secret=secret) for addresses in settings.shards]
+    """Make the primary, and connect it to the other shards."""
+    followers = [connect(addresses, secret=secret) for addresses in shard_state.settings.shards]
     for follower in followers:
         follower.send(encode(Follow()))
     return Primary(
         shard_state=shard_state,
-        workers=settings.workers,
         followers=followers,
-        snapshots=snapshots,
-        resume=settings.resume,
-        snapshot_seconds=settings.snapshot_seconds,
-        heartbeat_seconds=settings.heartbeat_seconds,
         recorder=recorder,
         first_incarnation=secrets.randbits(48),
         clock=time.monotonic,
         say=say,
         report=parent.tell,
-        name_lost=settings.name_lost,
-        drained=parent.drained if isinstance(parent, Host) else Drained,
     )
 
 
-def _run(service: Service, host: Host | None, ended: threading.Event, poller: LocalPoller) -> None:
+def _run(service: Service, host: HostProcess | None, ended: threading.Event, poller: LocalPoller) -> None:
     """Serve until `ended` is set, then save the run."""
     while not ended.is_set():
         poller.serve(POLL_SECONDS)
         if service.primary is not None:
             with service.lock:
                 service.primary.look()
-        if host is not None:
-            host.look()
+                if host is not None:
+                    host.look()
     # Shard 0 may still ask the other servers for a last snapshot.
     late = time.monotonic() + LAST_SECONDS
     while service.shard_state.led and time.monotonic() < late:
         poller.serve(POLL_SECONDS)
     # Held until the process ends: later requests must reach the server that replaces this one.
     service.lock.__enter__()
+    if host is not None:
+        host.look()
     if service.primary is not None:
         service.primary.finish()
 
 
-def _watch_input(orphaned: threading.Event) -> None:
-    """Set the event when the process that started this server has ended, which closes the input."""
-    with suppress(OSError):  # If the input is a socket, its end can be an error.
-        while os.read(sys.stdin.fileno(), 4096):
-            pass
-    orphaned.set()
-
-
 def _leave_out_compiler() -> None:
-    """Have optimizers run without torch's compiler, whose import takes as long as torch and 70 MB."""
+    """Keep optimizers from importing torch's compiler, which takes 70 MB and as long as importing torch."""
     for method in vars(torch.optim.Optimizer).values():
         plain = getattr(method, "__wrapped__", None)
         if plain is not None:
@@ -231,5 +216,5 @@ def _leave_out_compiler() -> None:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stderr.flush()
-    # Without cleanup, since threads that still wait for peers would be torn down inside torch.
+    # No cleanup: threads that still wait for peers would be torn down inside torch.
     os._exit(code)

@@ -1,4 +1,4 @@
-"""Where the workers of a run exchange their records before the run begins."""
+"""Exchanges the records of a run's workers before the run begins."""
 
 from dataclasses import dataclass, field
 from typing import final
@@ -29,13 +29,13 @@ class Rendezvous:
         self._workers = workers
         self._rounds = [_Round() for _ in range(MAX_ROUNDS)]
         self._processes: dict[int, tuple[str, Connection]] = {}
-        """By rank: the process that came last as this worker, and its connection, if that has not ended."""
+        """By rank: the latest process of this worker, and its connection. Removed when that connection ends."""
 
     def require_single(self, rank: int, process: str, trains_over: Connection | None) -> None:
         """Refuse a second process of the same rank while the first one waits here or trains over that connection.
 
         Raises:
-            ConfigError: There is one.
+            ConfigError: There is such a process.
         """
         former, over = self._processes.get(rank, (process, None))
         waits = any(each.came.get(rank, (None, False))[0] is over for each in self._rounds)
@@ -55,7 +55,7 @@ class Rendezvous:
         number: int = 0,
         process: str = "",
     ) -> None:
-        """Add a worker's record to round `number`. A worker for which the others are `known` gets no answer."""
+        """Add a worker's record to round `number`. A worker that has the other records (`known`) gets no answer."""
         self._processes[rank] = process, connection
         now = self._rounds[number]
         now.records[rank] = record
@@ -73,12 +73,12 @@ class Rendezvous:
 
     @property
     def absent(self) -> list[int]:
-        """The ranks that are missing in the latest round that has begun."""
+        """The missing ranks of the latest round that has begun."""
         latest = next((each for each in reversed(self._rounds) if each.records), self._rounds[0])
         return [] if latest.complete else [rank for rank in range(self._workers) if rank not in latest.records]
 
     def leave(self, connection: Connection) -> None:
-        """A worker has left. It must come again to every round that is not complete."""
+        """Forget a worker that has left. It must come again to every incomplete round."""
         self._processes = {rank: each for rank, each in self._processes.items() if each[1] is not connection}
         for each in self._rounds:
             for rank, (came, _) in list(each.came.items()):

@@ -1,24 +1,22 @@
-"""The requests of a worker during a run, and what all connections of a server share."""
+"""The requests of a worker during a run, and the state that all connections of a server share."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import final
 
 import numpy as np
 
-from evenstep.core.coordinate import Arrival
-from evenstep.core.errors import ProtocolError
+from evenstep.core.errors import ConfigError, ProtocolError
 from evenstep.core.samples.pass_costs import PassCosts
 from evenstep.protocol import messages
 from evenstep.protocol.encoding import encode
-from evenstep.protocol.optimizer import Options
 from evenstep.protocol.run_spec import MAX_BYTES
 from evenstep.server.primary import Primary
 from evenstep.server.rendezvous import Rendezvous
+from evenstep.server.server_slot import ServerSlot
 from evenstep.server.shard_state import ShardState
-from evenstep.server.worker_slot import WorkerSlot
 from evenstep.telemetry import Recorder, Silent
 from evenstep.tensors.messages import memory_of
 from evenstep.transport.base import Connection, ConnectionLostError, Message
@@ -27,15 +25,13 @@ from evenstep.transport.base import Connection, ConnectionLostError, Message
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """What all connections of a server share.
+    """The state that all connections of a server share.
 
     Attributes:
         shard_state: This shard.
-        primary: On shard 0, what decides; None on the other shards.
+        primary: On shard 0, the primary; None on the other shards.
         rendezvous: Where workers meet before the run begins; used on shard 0.
         lock: Held for every call of these three; reentrant.
-        workers: Number of workers of the run.
-        heartbeat_seconds: How long a worker may be silent.
         recorder: Receives the events of the other shards.
         abort: Ends a broken server, so that the launcher goes back to a snapshot.
     """
@@ -44,25 +40,23 @@ class Service:
     primary: Primary | None
     rendezvous: Rendezvous
     lock: AbstractContextManager[bool]
-    workers: int
-    heartbeat_seconds: float
     recorder: Recorder = field(default_factory=Silent)
     abort: Callable[[], None] = lambda: os._exit(1)
 
     @property
     def deciding(self) -> Primary:
-        """The primary; ProtocolError on other shards than shard 0."""
+        """The primary; ProtocolError on shards other than shard 0."""
         if self.primary is None:
             raise ProtocolError("this server only holds parameters: ask shard 0")
         return self.primary
 
 
 @final
-class Requests:
+class WorkerRequests:
     """The requests of a worker. `slot`: its place at this server, once it has one."""
 
     def __init__(self, connection: Connection, service: Service) -> None:
-        self.slot: WorkerSlot | None = None
+        self.slot: ServerSlot | None = None
         self._connection = connection
         self._service = service
         self._shard_state = service.shard_state
@@ -78,51 +72,85 @@ class Requests:
         self._connection.send(header, wait=not self._connection.local)
 
     def hear(self) -> None:
-        """The worker made a request. Called after it was carried out, so that delays of the server do not count."""
+        """Note a request of the worker. Called after it was carried out, so that delays of the server do not count."""
         if self.slot is not None and self._primary is not None:
             with self._lock:
                 self._primary.asked(self.slot.worker)
 
-    def place(self) -> WorkerSlot:
-        """The slot of the worker; ProtocolError if it has none (any more)."""
+    def place(self) -> ServerSlot:
+        """Return the slot of the worker; ProtocolError if it has none, or none any more."""
         slot = self.slot
         if slot is None or self._shard_state.slots.get(slot.worker) is not slot:
             raise ProtocolError("the worker has not joined here, or was given up: join again")
         return slot
 
     def _still_new(self, sequence: int) -> bool:
-        """Whether the worker still has its slot, uses this connection, and has not sent this request before."""
+        """True if the worker still has its slot, uses this connection, and has not sent this request before."""
         slot = self.place()
         return slot.connection is self._connection and slot.is_new(sequence)
 
-    def request(self, request: messages.Request, message: Message) -> None:
-        """Have the primary carry out a request."""
-        body = request.body
-        if isinstance(body, messages.Push):
-            self._push(request, body, message)
-        elif isinstance(body, messages.Initialise):
-            self._initialise(request, message)
-        elif isinstance(body, messages.Begin):
-            self._begin(request, body, message)
-        else:
-            with self._lock:
-                slot = self.place()
-                if not slot.is_new(request.sequence):
-                    return
-                slot.take_in(request.sequence, request.has)
-                primary = self._service.deciding
-                if isinstance(body, messages.More):
-                    primary.more(slot.worker, body.ahead)
-                elif isinstance(body, messages.Rest):
-                    primary.rest(slot.worker, body.done, ended=body.ended)
-                else:
-                    primary.stop(slot.worker)
+    def request(self, request: messages.NumberedRequest, message: Message) -> None:
+        """Have the primary carry out a request, once its payload has arrived."""
+        slot, sequence, body = self.place(), request.sequence, request.body
+        if not slot.is_new(sequence):
+            return
+        costs = None
+        if isinstance(body, messages.PushGradients | messages.Initialise):
+            self._receive_gradients(slot, message, empty=isinstance(body, messages.PushGradients) and not body.samples)
+        elif isinstance(body, messages.Begin) and body.mean is not None:
+            costs = self._receive_costs(slot, message, body.mean)
+        with self._lock:
+            if not self._still_new(sequence):
+                return
+            slot.take_in(sequence, request.has)
+            self._carry_out(slot, body, costs)
 
-    def _receive_gradients(self, slot: WorkerSlot, message: Message, *, empty: bool = False) -> None:
+    def _carry_out(self, slot: ServerSlot, body: messages.RequestBody, costs: PassCosts | None) -> None:
+        primary, worker = self._service.deciding, slot.worker
+        match body:
+            case messages.PushGradients():
+                self._push(slot, body)
+            case messages.Begin():
+                primary.begin(worker, body.number, body.epoch, body.ahead, costs)
+            case messages.More():
+                primary.more(worker, body.ahead)
+            case messages.Rest():
+                primary.rest(worker, body.done, ended=body.ended)
+            case messages.Stop():
+                primary.stop(worker)
+            case messages.Initialise():
+                primary.initialised(worker)
+                version = self._shard_state.version
+                slot.answer(
+                    encode(messages.NumberedReply(sequence=slot.sequence, weights=False, version=version)),
+                    weights=False,
+                )
+
+    def _push(self, slot: ServerSlot, push: messages.PushGradients) -> None:
+        key = (slot.worker, slot.incarnation, slot.sequence)
+        self._shard_state.stage(key)
+        try:
+            self._service.deciding.push(key, push)
+        except (ConfigError, ProtocolError):
+            self._shard_state.discard(key)
+            raise
+
+    def _receive_gradients(self, slot: ServerSlot, message: Message, *, empty: bool = False) -> None:
         """Receive gradients or initial weights."""
         self._receive(slot, message, memory_of(slot.gradients[: 0 if empty or not slot.travels else None]))
 
-    def _receive(self, slot: WorkerSlot, message: Message, buffer: memoryview) -> None:
+    def _receive_costs(self, slot: ServerSlot, message: Message, mean: int) -> PassCosts:
+        spec = self._shard_state.spec
+        assert spec is not None
+        if spec.length * messages.COST_BYTES > MAX_BYTES:
+            raise ProtocolError(f"the costs of {spec.length} positions do not fit into a message")
+        units = np.empty(spec.length, dtype="<u4")
+        self._receive(slot, message, units.view(np.uint8).data)
+        if not 1 <= int(units.min()) <= int(units.max()) <= messages.MAX_COST:
+            raise ProtocolError(f"positions cost {int(units.min())} to {int(units.max())}, and 1 to 2^31 is possible")
+        return PassCosts.of(units, mean)
+
+    def _receive(self, slot: ServerSlot, message: Message, buffer: memoryview) -> None:
         """Receive a payload of exactly the bytes of the buffer."""
         if message.payload_bytes != buffer.nbytes:
             raise ConnectionLostError(f"a payload of {message.payload_bytes} bytes, not of {buffer.nbytes}")
@@ -134,82 +162,8 @@ class Requests:
             finally:
                 slot.receiving = False
 
-    def _begin(self, request: messages.Request, begin: messages.Begin, message: Message) -> None:
-        slot, sequence = self.place(), request.sequence
-        if not slot.is_new(sequence):
-            return
-        spec = self._shard_state.spec
-        assert spec is not None
-        costs = None if begin.mean is None else self._receive_costs(slot, message, spec.length, begin.mean)
-        with self._lock:
-            if self._still_new(sequence):
-                slot.take_in(sequence, request.has)
-                self._service.deciding.begin(slot.worker, begin.number, begin.epoch, begin.ahead, costs)
-
-    def _receive_costs(self, slot: WorkerSlot, message: Message, length: int, mean: int) -> PassCosts:
-        if length * messages.COST_BYTES > MAX_BYTES:
-            raise ProtocolError(f"the costs of {length} positions do not fit into a message")
-        units = np.empty(length, dtype="<u4")
-        self._receive(slot, message, units.view(np.uint8).data)
-        if not 1 <= int(units.min()) <= int(units.max()) <= messages.MAX_COST:
-            raise ProtocolError(f"positions cost {int(units.min())} to {int(units.max())}, and 1 to 2^31 is possible")
-        return PassCosts.of(units, mean)
-
-    def _initialise(self, request: messages.Request, message: Message) -> None:
-        slot, sequence = self.place(), request.sequence
-        if not slot.is_new(sequence):
-            return
-        self._receive_gradients(slot, message)
-        with self._lock:
-            if not self._still_new(sequence):
-                return
-            slot.take_in(sequence)
-            self._service.deciding.initialised(slot.worker)
-            slot.answer(
-                encode(messages.Answer(sequence=sequence, weights=False, version=self._shard_state.version)),
-                weights=False,
-            )
-
-    def _push(self, request: messages.Request, push: messages.Push, message: Message) -> None:
-        slot, sequence = self.place(), request.sequence
-        if not slot.is_new(sequence):
-            return
-        arrival = Arrival(
-            key=(slot.worker, slot.incarnation, sequence),
-            claim=push.claim,
-            version=push.weights,
-            samples=push.samples,
-            units=push.units,
-            row=push.row,
-        )
-        options = self._options_of(slot, push)
-        self._receive_gradients(slot, message, empty=not push.samples)
-        with self._lock:
-            if not self._still_new(sequence):
-                return
-            slot.take_in(sequence, request.has)
-            self._shard_state.stage(arrival.key)
-            slot.keeps = True
-            try:
-                self._service.deciding.push(arrival, options, push.norm)
-            except ProtocolError:
-                self._shard_state.discard(arrival.key)
-                raise
-            finally:
-                kept = slot.take_kept()
-        if kept is not None:
-            slot.send(kept)
-
-    def _options_of(self, slot: WorkerSlot, push: messages.Push) -> Sequence[Options]:
-        if push.options is not None:
-            self._shard_state.check_options(push.options)
-            slot.options = push.options
-        if slot.options is None:
-            raise ProtocolError("a worker's first push has no options")
-        return slot.options
-
     def stage(self, stage: messages.Stage, message: Message) -> None:
-        """On other shards than shard 0: stage gradients, without any decision."""
+        """Stage gradients without any decision, on shards other than shard 0."""
         slot, sequence = self.place(), stage.sequence
         if sequence > slot.sequence:
             self._receive_gradients(slot, message)
@@ -233,4 +187,4 @@ class Requests:
         with self._lock:
             waits = sequence == slot.sequence and not slot.resend()
         if waits and self._primary is not None:
-            self.reply(messages.Pending(sequence=sequence, events=self._primary.events))
+            self.reply(messages.Pending(sequence=sequence, events=self._primary.progress))

@@ -11,7 +11,7 @@ from evenstep.transport.codec import check_sendable
 
 @final
 class SendQueue:
-    """Sends messages over one connection, in order. Their payloads must not change any more."""
+    """Sends messages over one connection, in order. Their payloads must not change afterwards."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -4,11 +4,10 @@ Requests are numbered within an incarnation. A repeated request is answered agai
 message, or a request that is not possible now, is answered with an error.
 """
 
-import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, final
 
 from evenstep.core.activity import Seen
 from evenstep.core.errors import ProtocolError
@@ -17,31 +16,22 @@ from evenstep.protocol import messages
 from evenstep.protocol.encoding import decode, encode
 from evenstep.protocol.run_spec import MAX_BYTES
 from evenstep.server.follower import Follower
-from evenstep.server.group.uplink import Uplink
-from evenstep.server.requests import Requests, Service
+from evenstep.server.requests import Service, WorkerRequests
+from evenstep.server.send_queue import SendQueue
+from evenstep.server.server_slot import ServerSlot, refused
 from evenstep.server.serving import BrokenServerError, serve_one
-from evenstep.server.worker_slot import WorkerSlot, refused
+from evenstep.server.uplink import Uplink
 from evenstep.tensors.states import decode_states, encode_states
 from evenstep.transport.base import Connection, ConnectionLostError, Message
 
 MAX_NAMED: Final = 16
-"""Absent workers that are named."""
+"""The most absent workers to name."""
 MAX_STATES: Final = 8
-"""Tensors of the size of a parameter in the parameter's optimizer state."""
-
-
-class Role(Protocol):
-    """Serves a connection from a server instead of a worker."""
-
-    def take(self, message: Message) -> None:
-        """Carry out a message."""
-
-    def lost(self) -> None:
-        """The connection has ended."""
+"""The most tensors of a parameter's size in that parameter's optimizer state."""
 
 
 @final
-class Session:
+class ServerSession:
     """Serves one connection."""
 
     def __init__(self, connection: Connection, service: Service) -> None:
@@ -50,11 +40,11 @@ class Session:
         self._shard_state = service.shard_state
         self._primary = service.primary
         self._lock = service.lock
-        self._requests = Requests(connection, service)
-        self._role: Role | None = None
+        self._requests = WorkerRequests(connection, service)
+        self._role: Follower | Uplink | None = None
         """Set if the peer is shard 0 or a group server."""
         self._operations: Final[dict[type, Callable[[Any, Message], None]]] = {
-            messages.Request: self._requests.request,
+            messages.NumberedRequest: self._requests.request,
             messages.Stage: self._requests.stage,
             messages.Again: self._requests.again,
             messages.Ping: self._ping,
@@ -64,7 +54,6 @@ class Session:
             messages.Goodbye: self._goodbye,
             messages.States: self._states,
             messages.LoadStates: self._load_states,
-            messages.Drain: self._drain,
             messages.Follow: self._follow,
             messages.ServeGroup: self._serve_group,
         }
@@ -73,7 +62,7 @@ class Session:
         return serve_one(self._connection, self._take, self._refuse, self._lost)
 
     def give_up(self, seconds: float) -> None:
-        """The group server gave the worker up, since it kept the others of its group waiting for this many seconds."""
+        """Lose the worker, which kept the others of its group waiting for this many seconds."""
         with self._lock, suppress(ProtocolError):
             slot = self._requests.place()
             self._requests.slot = None
@@ -104,7 +93,7 @@ class Session:
             self._requests.send(refusal)
 
     def _lost(self) -> None:
-        """The connection has ended. A worker on this host has ended too; other workers may reconnect."""
+        """Handle the end of the connection. A worker on this host has ended too; others may reconnect."""
         if self._role is not None:
             self._role.lost()
         with self._lock:
@@ -125,7 +114,7 @@ class Session:
         if self._requests.slot is not None and self._primary is not None:
             seen = Seen(doing=ping.doing, iteration=ping.iteration, seconds=ping.seconds)
             with self._lock:
-                self._primary.pulse(self._requests.slot.worker, seen)
+                self._primary.heard(self._requests.slot.worker, seen)
 
     def _meet(self, meet: messages.Meet, message: Message) -> None:
         self._check_rank(meet.rank)
@@ -141,8 +130,8 @@ class Session:
                 self._primary.met(meet.rank)
 
     def _check_rank(self, rank: int) -> None:
-        if rank >= self._service.workers:
-            raise ProtocolError(f"there is no worker {rank} in a run of {self._service.workers}")
+        if rank >= self._shard_state.settings.workers:
+            raise ProtocolError(f"there is no worker {rank} in a run of {self._shard_state.settings.workers}")
 
     def _absent(self, asked: messages.Absent, message: Message) -> None:
         with self._lock:
@@ -164,7 +153,7 @@ class Session:
             slot = self._requests.slot = self._former(start) or self._new_place(start, encoded)
             placed = messages.Placed(
                 incarnation=slot.incarnation,
-                heartbeat=self._service.heartbeat_seconds,
+                heartbeat=self._shard_state.settings.heartbeat_seconds,
                 nbytes=self._shard_state.nbytes,
                 version=self._shard_state.version,
             )
@@ -172,8 +161,8 @@ class Session:
             files = [slot.segment.descriptor] if slot.segment is not None else []
             self._connection.send(encode(placed), files=files, wait=False)
 
-    def _former(self, start: messages.Start) -> WorkerSlot | None:
-        """The former slot of the worker, which uses this connection from now on."""
+    def _former(self, start: messages.Start) -> ServerSlot | None:
+        """Return the former slot of the worker, which uses this connection from now on."""
         slot = self._shard_state.slots.get(start.rank)
         known = slot is not None and slot.incarnation == start.incarnation and slot.segment is None
         if slot is None or not known or self._connection.local:
@@ -184,14 +173,14 @@ class Session:
             old.close()
         return slot
 
-    def _new_place(self, start: messages.Start, encoded: bytes) -> WorkerSlot:
+    def _new_place(self, start: messages.Start, encoded: bytes) -> ServerSlot:
         if self._primary is not None:
             self._primary.start(start.rank, encoded, self._connection, start.has, start.timeout)
             return self._shard_state.slots[start.rank]
         slot = self._shard_state.slots.get(start.rank)
         if slot is not None:
             self._shard_state.leave(start.rank, slot.incarnation)
-        self._shard_state.define(encoded, self._service.workers)
+        self._shard_state.define(encoded)
         return self._shard_state.slot(start.rank, start.incarnation, self._connection)
 
     def _goodbye(self, asked: messages.Goodbye, message: Message) -> None:
@@ -202,21 +191,12 @@ class Session:
             self._requests.slot = None
             self._primary.lose(slot.worker, slot.incarnation, Why.DONE)
 
-    def _drain(self, asked: messages.Drain, message: Message) -> None:
-        with self._lock:
-            self._service.deciding.drain(self._connection)
-
     def _states(self, asked: messages.States, message: Message) -> None:
         self._requests.place()
         with self._lock:
             pieces = encode_states(self._shard_state.shard.optimizer_state())
-
-        def send() -> None:
-            # The thread that serves the other workers must not wait until this worker has received everything.
-            with suppress(ConnectionLostError):
-                self._connection.send(encode(messages.States()), *pieces)
-
-        threading.Thread(target=send, name="evenstep-states", daemon=True).start()
+        # The thread that serves the other workers must not wait until this worker has received everything.
+        SendQueue(self._connection).send_last(messages.States(), *pieces)
 
     def _load_states(self, asked: messages.LoadStates, message: Message) -> None:
         self._requests.place()
@@ -234,21 +214,21 @@ class Session:
     def _follow(self, asked: messages.Follow, message: Message) -> None:
         if self._primary is not None or self._shard_state.led:
             raise ProtocolError("a server takes commands from one connection only, that of shard 0")
-        self._role = Follower(self._shard_state, self._lock, self._service.workers, self._service.recorder)
+        self._role = Follower(self._shard_state, self._lock, self._service.recorder)
 
     def _serve_group(self, asked: messages.ServeGroup, message: Message) -> None:
-        if self._service.deciding.shard_state.count > 1 or self._requests.slot is not None:
+        if self._service.deciding.shard_state.settings.count > 1 or self._requests.slot is not None:
             raise ProtocolError("a group server needs exactly one server as its parent, and a separate connection")
         self._role = Uplink(
             self._connection,
             shard_state=self._shard_state,
             lock=self._lock,
-            open_session=lambda line: Session(line, self._service),
+            open_session=lambda line: ServerSession(line, self._service),
             receiving=self._receiving,
         )
 
     def _receiving(self, lines: Sequence[Connection], now: bool) -> None:
-        """Gradients of the workers on these lines begin or end to arrive. Meanwhile their pulses are delayed."""
+        """Note that gradients of the workers on these lines start or stop arriving. Their pulses are late meanwhile."""
         with self._lock:
             for slot in self._shard_state.slots.values():
                 if slot.connection in lines:

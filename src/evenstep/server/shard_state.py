@@ -5,21 +5,20 @@ On shard 0 the primary calls it. On the other shards the same calls come from sh
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from evenstep.core.coordinate import PushKey
 from evenstep.core.errors import ConfigError, DisagreementError, ProtocolError
 from evenstep.core.samples.claims import Claim
+from evenstep.launch.server_settings import ServerSettings
+from evenstep.protocol import shard_messages as commands
 from evenstep.protocol.encoding import encode
-from evenstep.protocol.messages import Answer, SendWeights, Work
-from evenstep.protocol.optimizer import Options
+from evenstep.protocol.messages import Grant, NumberedReply, SendWeights
 from evenstep.protocol.run_spec import RunSpec
-from evenstep.protocol.shard_messages import ShardCommit
-from evenstep.server.shard.shard import Shard
+from evenstep.server.server_slot import ServerSlot
+from evenstep.server.shard.shard import MessageViews, Shard
 from evenstep.server.shard.snapshots import Snapshots
 from evenstep.server.shard.updates import UpdateRule
-from evenstep.server.worker_slot import WorkerSlot
-from evenstep.tensors.messages import flat_views
 from evenstep.transport.base import Connection
 
 if TYPE_CHECKING:
@@ -28,38 +27,47 @@ if TYPE_CHECKING:
 
 @final
 class ShardState:
-    """What every shard does, one call at a time.
+    """The work of every shard, one call at a time.
 
     Args:
-        index: The number of this shard.
-        count: Number of shards of the run.
-        snapshots: Where its part of a snapshot is written.
-        allow: Names of further optimizers that a worker may use.
+        settings: The settings of this server; `index` is the number of this shard.
 
     Attributes:
+        snapshots: Where its part of a snapshot is written.
         spec: The run; None before the first worker has described it.
         slots: The workers that are here, by rank.
         version: The version of the parameters; -1 before they are initialised.
+        commits, moved: How many commits there were, and how many messages of gradients and of weights.
         led: On the other shards: whether the connection to shard 0 lives.
     """
 
-    def __init__(self, *, index: int, count: int, snapshots: Snapshots, allow: Sequence[str] = ()) -> None:
-        self.index = index
-        self.count = count
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.snapshots = Snapshots(settings.snapshots, settings.count)
         self.spec: RunSpec | None = None
-        self.slots: dict[int, WorkerSlot] = {}
+        self.slots: dict[int, ServerSlot] = {}
         self.version = -1
+        self.commits = self.moved = 0
         self.led = False
-        self._snapshots = snapshots
-        self._allow = tuple(allow)
         self._encoded = b""
-        self._rules: tuple[UpdateRule, ...] = ()
         self._shard: Shard | None = None
-        self._staged: dict[PushKey, list[torch.Tensor]] = {}
+        self._staged: dict[PushKey, MessageViews | None] = {}
+        self._operations: Final[dict[type, Callable[[Any], object]]] = {
+            commands.ShardAnswer: self.answer,
+            commands.ShardCommit: self.commit,
+            commands.ShardDiscard: lambda command: self.discard(command.key),
+            commands.ShardLeave: lambda command: self.leave(command.worker, command.incarnation, command.announced),
+            commands.ShardInitialise: self._initialise,
+            commands.ShardRestore: lambda command: self.restore(command.version),
+        }
+
+    def carry_out(self, command: commands.Command) -> None:
+        """Carry out a command, except for a snapshot."""
+        self._operations[type(command)](command)
 
     # The run.
 
-    def define(self, encoded: bytes, workers: int) -> RunSpec:
+    def define(self, encoded: bytes) -> RunSpec:
         """Learn the run from the first description, and check that later ones are the same.
 
         Raises:
@@ -68,13 +76,12 @@ class ShardState:
         """
         if self.spec is not None:
             if encoded != self._encoded:
-                difference = RunSpec.decode(encoded, workers).difference(self.spec)
+                difference = RunSpec.decode(encoded, self.settings.workers).difference(self.spec)
                 raise DisagreementError(f"this worker's {difference}: start every worker with the same script")
             return self.spec
-        spec = RunSpec.decode(encoded, workers)
-        rules = tuple(UpdateRule(each, self._allow) for each in spec.optimizers)
-        self._shard = Shard(spec.layout.shards(self.count)[self.index], rules)
-        self._rules = rules
+        spec = RunSpec.decode(encoded, self.settings.workers)
+        rules = tuple(UpdateRule(each, self.settings.allow) for each in spec.optimizers)
+        self._shard = Shard(spec.layout.shards(self.settings.count)[self.settings.index], rules)
         self.spec, self._encoded = spec, encoded
         return spec
 
@@ -90,18 +97,19 @@ class ShardState:
         """The length of a message in bytes."""
         return self.shard.layout.nbytes
 
-    def initialise(self, worker: int, version: int) -> None:
+    def _initialise(self, command: commands.ShardInitialise) -> None:
         """Start from the weights that this worker has put into its buffer of gradients."""
-        self.shard.initialise(self.slots[worker].gradients)
-        self.version = version
-        self._discard_all(worker, self.slots[worker].incarnation)
+        slot = self.slots[command.worker]
+        self.shard.initialise(slot.gradients)
+        self.version = command.version
+        self._discard_all(slot.worker, slot.incarnation)
 
-    def restore(self, version: int, workers: int) -> dict[str, object]:
-        """Go back to a snapshot; returns its content, which includes shard 0's further values."""
-        state = self._snapshots.read(version, self.index)
+    def restore(self, version: int) -> dict[str, object]:
+        """Go back to a snapshot; return its content, which includes shard 0's further values."""
+        state = self.snapshots.read(version, self.settings.index)
         if self.spec is None:
             # This command may arrive before the first worker: the snapshot describes the run.
-            self.define(str(state["run"]).encode(), workers)
+            self.define(str(state["run"]).encode())
         if state["run"] != self._encoded.decode():
             raise ConfigError(
                 "the snapshot is of another run: resume with the same script, scheme and number of workers"
@@ -111,10 +119,10 @@ class ShardState:
         return state
 
     def snapshot(self, told: Callable[[str | None], None], *, meanwhile: bool, **beside: object) -> None:
-        """Write the present parameters and further values. Weights that are not finite are not written.
+        """Write the current parameters and further values. Weights that are not finite are not written.
 
         Args:
-            told: Called once everything is on disk, with None, or with the reason of a failure; perhaps in another
+            told: Called with None once everything is on disk, or with the reason of a failure; perhaps in another
                 thread.
             meanwhile: Write a copy in the background, after any that is still being written. Otherwise this returns
                 when everything is written, and needs no further memory.
@@ -123,25 +131,25 @@ class ShardState:
         if not self.shard.finite():
             told("the weights hold a NaN or an infinity")
             return
-        self._snapshots.wait()
+        self.snapshots.wait()
         parameters = self.shard.state_dict()
         if meanwhile:
             parameters = copy.deepcopy(parameters)
         state = {"run": self._encoded.decode(), "shard": parameters, **beside}
-        self._snapshots.write(self.version, self.index, state, told)
+        self.snapshots.write(self.version, self.settings.index, state, told)
         if not meanwhile:
-            self._snapshots.wait()
+            self.snapshots.wait()
 
     # Workers.
 
-    def slot(self, worker: int, incarnation: int, connection: Connection) -> WorkerSlot:
+    def slot(self, worker: int, incarnation: int, connection: Connection) -> ServerSlot:
         """Give this incarnation of a worker a slot."""
-        slot = WorkerSlot(worker, incarnation, self.nbytes, connection)
+        slot = ServerSlot(worker, incarnation, self.nbytes, connection)
         self.slots[worker] = slot
         return slot
 
     def leave(self, worker: int, incarnation: int, announced: Sequence[PushKey] = ()) -> None:
-        """The worker has left. Only its announced pushes may still be committed."""
+        """Free the slot of a worker that has left. Only its announced pushes may still be committed."""
         self._discard_all(worker, incarnation, announced)
         slot = self.slots.get(worker)
         if slot is not None and slot.incarnation == incarnation:
@@ -150,26 +158,12 @@ class ShardState:
 
     # Pushes.
 
-    def check_options(self, options: Sequence[Options]) -> None:
-        """Check the options of a push, one mapping for each group of all optimizers.
-
-        Raises:
-            ConfigError: The optimizers of this run do not take these options.
-        """
-        begin = 0
-        for rule in self._rules:
-            end = begin + len(rule.spec.groups)
-            rule.check(options[begin:end])
-            begin = end
-        if begin != len(options):
-            raise ConfigError(f"options came for {len(options)} groups: send those of all {begin}")
-
     def stage(self, key: PushKey) -> None:
-        """The worker's gradients are complete."""
+        """Stage the worker's gradients, which are complete. A group server sends none with pushes that are empty."""
         slot = self.slots[key[0]]
-        if slot.flats is None:
-            slot.flats = flat_views(self.shard.layout, slot.gradients)
-        self._staged[key] = slot.flats
+        if slot.views is None and slot.gradients.numel():
+            slot.views = MessageViews(self.shard.layout, slot.gradients)
+        self._staged[key] = slot.views
 
     def share(self, gradients: "torch.Tensor", connections: Sequence[Connection]) -> bool:
         """Set one gradient, the mean of several pushes, for all workers on these connections.
@@ -180,9 +174,9 @@ class ShardState:
         slots = {id(slot.connection): slot for slot in self.slots.values()}
         if any(id(each) not in slots for each in connections):
             return False
-        flats = flat_views(self.shard.layout, gradients) if gradients.numel() else []
+        views = MessageViews(self.shard.layout, gradients) if gradients.numel() else None
         for each in connections:
-            slots[id(each)].gradients, slots[id(each)].flats = gradients, flats
+            slots[id(each)].gradients, slots[id(each)].views = gradients, views
         return True
 
     def discard(self, key: PushKey) -> None:
@@ -195,25 +189,21 @@ class ShardState:
                 del self._staged[key]
 
     def squared_norm(self, pushes: Sequence[tuple[PushKey, float]]) -> float:
-        """The squared norm of the weighted sum of these pushes."""
+        """Return the squared norm of the weighted sum of these pushes."""
         return self.shard.squared_norm(self._gradients(pushes))
 
-    def _gradients(self, pushes: Sequence[tuple[PushKey, float]]) -> list[tuple[list["torch.Tensor"], float]]:
-        """The staged gradients and weights. A gradient that stands for several pushes occurs once."""
-        found: dict[int, tuple[list[torch.Tensor], float]] = {}
+    def _gradients(self, pushes: Sequence[tuple[PushKey, float]]) -> list[tuple[MessageViews, float]]:
+        """Return the staged gradients and weights. A gradient that stands for several pushes occurs once."""
+        found: dict[MessageViews, float] = {}
         for key, weight in pushes:
-            flats = self._staged[key]
-            _, before = found.get(id(flats), (flats, 0.0))
-            found[id(flats)] = flats, before + weight
-        return list(found.values())
+            if (views := self._staged[key]) is not None:
+                found[views] = found.get(views, 0.0) + weight
+        return list(found.items())
 
-    def commit(self, command: ShardCommit) -> int:
+    def commit(self, command: commands.ShardCommit) -> None:
         """Apply staged pushes to the parameters.
 
-        The pushes of several workers are those of a barrier, whose workers all had the same weights.
-
-        Returns:
-            The number of messages in which the pushes came.
+        Pushes of several workers come from a barrier, at which all workers had the same weights.
         """
         gradients = self._gradients(command.pushes)
         stale = self._computed_on(command.pushes[0][0]) if any(command.compensation) else None
@@ -228,10 +218,11 @@ class ShardState:
         for key, _ in command.pushes:
             del self._staged[key]
         self.version += 1
-        return len(gradients)
+        self.commits += 1
+        self.moved += len(gradients)
 
     def _computed_on(self, key: PushKey) -> "torch.Tensor | None":
-        """The weights that the worker had (or newer ones, if exchanges overlap); None if they are not here."""
+        """Return the weights that the worker had (or newer ones, if exchanges overlap); None if they are not here."""
         slot = self.slots.get(key[0])
         return slot.weights if slot is not None and slot.incarnation == key[1] and slot.given else None
 
@@ -239,26 +230,23 @@ class ShardState:
         """Answer the worker's request with these claims and without weights."""
         slot = self.slots.get(worker)
         if slot is not None:
-            work = Work(claims=tuple((claim.number, claim.ranges) for claim in claims), over=False)
+            work = Grant(claims=tuple((claim.number, claim.ranges) for claim in claims), over=False)
             slot.answer(
-                encode(Answer(sequence=slot.sequence, weights=False, version=self.version, body=work)), weights=False
+                encode(NumberedReply(sequence=slot.sequence, weights=False, version=self.version, body=work)),
+                weights=False,
             )
 
-    def answer(
-        self, worker: int, sequence: int, body: SendWeights | Work | None = None, ahead: Sequence[float] = ()
-    ) -> bool:
-        """Answer the worker's request of this sequence, with the weights if the worker has others.
-
-        `ahead`, one number for each group, moves them along the momentum (`core.sync.rate.look_ahead`).
-
-        Returns:
-            Whether a message of weights travels.
-        """
-        slot = self.slots.get(worker)
-        if slot is None:
-            return False
+    def answer(self, command: commands.ShardAnswer, body: SendWeights | Grant | None = None) -> None:
+        """Answer a request of a worker, with the weights if it has others. Shard 0 sends the body."""
+        slot, ahead = self.slots.get(command.worker), command.ahead
+        if slot is None or slot.incarnation != command.incarnation:
+            return  # The worker has joined again, and another shard learned of it first.
+        if command.sequence > slot.sequence:
+            slot.take_in(command.sequence)  # A request without gradients is sent to shard 0 only.
+        # The worker may have staged its next request on another shard before this answer.
+        slot.version = command.has
         weights = self.version >= 0 and (slot.version != self.version or slot.ahead != any(ahead))
-        travel = weights and slot.give(self.version, ahead, lambda message: self.shard.read_weights(message, ahead))
-        answer = Answer(sequence=sequence, weights=weights, version=self.version, body=body)
-        slot.answer(encode(answer), weights=weights)
-        return travel
+        if weights:
+            self.moved += slot.give(self.version, ahead, lambda message: self.shard.read_weights(message, ahead))
+        reply = NumberedReply(sequence=command.sequence, weights=weights, version=self.version, body=body)
+        slot.answer(encode(reply), weights=weights)

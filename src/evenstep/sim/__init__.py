@@ -1,4 +1,4 @@
-"""The second shell around the core: replays its decisions in virtual time, on clusters that one need not have."""
+"""The second shell around the core: replays its decisions in virtual time, on clusters that need not exist."""
 
 from evenstep.sim.costs import CostsOfSamples
 from evenstep.sim.log import Log

@@ -1,6 +1,5 @@
-"""Schemes without servers in virtual time: what the collective and local engines of the runtime do, in their order."""
+"""Schemes without servers in virtual time: the steps of the runtime's collective and local engines, in their order."""
 
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, replace
 from typing import final
 
@@ -8,47 +7,47 @@ import numpy as np
 import numpy.typing as npt
 
 from evenstep.core.load.limits import SizeLimits
-from evenstep.core.samples import EpochCosts, PerSample, Share, Slice, ends_period, short_slice_sizes
+from evenstep.core.samples import CostSharing, PerSample, ends_period
 from evenstep.core.values import Basis, IntArray, Reports
-from evenstep.sim.costs import CostedPart, CostShares, amounts_by_count
 from evenstep.sim.log import Log
 from evenstep.sim.network import Network
+from evenstep.sim.parts import IterationParts, Parts
 from evenstep.sim.result import SimulatedRun, SimulatedWorker
 from evenstep.sim.scenario import Scenario
-from evenstep.sim.worker import VirtualWorker, batch_of
+from evenstep.sim.worker import VirtualWorker
 from evenstep.telemetry.events import IterationDone
 
-_Seconds = npt.NDArray[np.float64]
-_PROGRESS_EVERY = 16
+_PerWorker = npt.NDArray[np.float64]
 
 
 @final
 class CollectiveRun:
-    """All workers behind a barrier: at every iteration, or at the end of each period under local SGD.
+    """All workers behind a barrier: in every iteration, or at the end of each period under local SGD.
 
-    An iteration takes as long as its slowest worker, plus the sum of the gradients. The sizes of an iteration rest on
-    the reports of all iterations before it, as in the runtime on a CPU.
+    An iteration takes as long as its slowest worker, plus the sum of the gradients. The sizes of an iteration are based
+    on the reports of all earlier iterations, as in the runtime on a CPU.
     """
 
     def __init__(self, scenario: Scenario, log: Log | None) -> None:
         scheme, count = scenario.scheme, len(scenario.cluster)
         self._scenario = scenario
         self._log = log
-        self._workers = [VirtualWorker(spec, number, scheme) for number, spec in enumerate(scenario.cluster.workers)]
+        self._workers = [
+            VirtualWorker(spec, number, scheme, by_cost=scenario.told_costs)
+            for number, spec in enumerate(scenario.cluster.workers)
+        ]
         self._costs = scenario.sample_costs()
         self._per_sample = PerSample()
-        self._latest: Reports | None = None
-        # Reports are only made if something follows from them.
+        # Reports are only made if they are used.
         self._reports = (
             log is not None
-            or (self._costs is not None and scenario.by_cost)
+            or scenario.told_costs
             or scheme.load.follows_speed
             or any(worker.memory_model is not None for worker in self._workers)
         )
         self._policy = scheme.policy(count)
         self._problem = scenario.problem
         self._limits = SizeLimits(scheme.load, scenario.problem)
-        self._minimum = int(self._problem.minimum[0])
         self._comm_seconds = _communication(scenario)
         self._now = 0.0
         self._number = 0
@@ -56,76 +55,51 @@ class CollectiveRun:
         self._planned: IntArray = np.zeros(0, dtype=np.int64)
         self._basis: Basis = "speed"
         self._weights: IntArray | None = None
-        # Since the last meeting: samples with copies, seconds and the largest batch of each worker; iterations.
-        self._batches = np.zeros(count, dtype=np.int64)
-        self._spent: _Seconds = np.zeros(count)
-        self._largest: list[int] = [0] * count
-        self._passes = 0
+        # Since the last meeting, by worker: samples, loads, seconds and the largest micro-batch; and iterations.
         self._since_meeting = np.zeros(count, dtype=np.int64)
-        self._part: CostedPart | None = None
+        self._loads: _PerWorker = np.zeros(count)
+        self._spent: _PerWorker = np.zeros(count)
+        self._largest: list[float] = [0] * count
+        self._passes = 0
         # Over the whole run.
         self._samples = np.zeros(count, dtype=np.int64)
-        self._compute: _Seconds = np.zeros(count)
-        self._wait: _Seconds = np.zeros(count)
+        self._compute: _PerWorker = np.zeros(count)
+        self._wait: _PerWorker = np.zeros(count)
         self._meetings = 0
 
-    def finish(self, progress: Callable[[float], None]) -> SimulatedRun:
-        """Run to the end; `progress` is called from time to time with the part that is done."""
-        iterations = self._scenario.iterations
+    def finish(self) -> SimulatedRun:
+        """Run to the end."""
         if self._log is not None:
             for worker in range(len(self._workers)):
                 self._log.run(worker, self._scenario)
-        while self._number < iterations:
-            self._run_epoch(iterations, progress)
+        while self._number < self._scenario.iterations:
+            self._run_epoch(self._scenario.iterations)
             self._epoch += 1
         return self._result()
 
-    def _run_epoch(self, iterations: int, progress: Callable[[float], None]) -> None:
-        if self._costs is not None and self._scenario.by_cost:
-            self._run_epoch_by_cost(self._costs.of_epoch(self._epoch), iterations, progress)
-            return
-        ledger = self._scenario.ledger()
-        period = self._scenario.scheme.period or 1
-        sizes = self._allocate()
-        while self._number < iterations and (cut := ledger.take()) is not None:
-            if cut.length < int(sizes.sum()):
-                sizes = short_slice_sizes(sizes, cut.length, self._minimum)
-            self._compute_on(sizes, cut)
-            ends_epoch = cut.iteration == ledger.iterations - 1
-            share = Share(iteration=cut.iteration, positions=(), samples=0, sizes=sizes, ends_epoch=ends_epoch)
-            if ends_period(share, period) or self._number == iterations:
-                self._meet()
+    def _run_epoch(self, iterations: int) -> None:
+        parts, period = self._parts(), self._scenario.scheme.period or 1
+        while self._number < iterations and (part := parts.take()) is not None:
+            self._compute_on(part)
+            if ends_period(part.share, period) or self._number == iterations:
+                self._meet(part)
             # After the last slice of an epoch too, as the loader does.
-            sizes = self._allocate()
-            if self._number % _PROGRESS_EVERY == 0:
-                progress(self._number / iterations)
+            parts.replan()
 
-    def _run_epoch_by_cost(self, costs: EpochCosts, iterations: int, progress: Callable[[float], None]) -> None:
-        scheme = self._scenario.scheme
-        shares = CostShares(
-            self._scenario.ledger(),
-            self._allocate(),
-            costs,
-            minimum=self._minimum,
-            maximum=lambda: self._problem.maximum,
-            most=self._limits.most,
-            weights=lambda: self._weights,
-            per_sample=self._per_sample,
-            micro_batch=scheme.micro_batch,
-        )
-        while self._number < iterations and (part := shares.take()) is not None:
-            self._part, began = part, self._now
-            seconds = [
-                worker.cost_seconds(self._number, amounts, began)
-                for worker, amounts in zip(self._workers, part.amounts, strict=True)
-            ]
-            self._count(part.sizes, seconds)
-            self._meet()
-            if self._latest is not None:
-                shares.learn(part, self._latest)
-            shares.resize(self._allocate())
-            if self._number % _PROGRESS_EVERY == 0:
-                progress(self._number / iterations)
+    def _parts(self) -> Parts:
+        scenario, minimum = self._scenario, int(self._problem.minimum[0])
+        costs, sharing = None if self._costs is None else self._costs.of_epoch(self._epoch), None
+        if costs is not None and scenario.by_cost:
+            sharing = CostSharing(
+                costs=costs,
+                minimum=minimum,
+                maximum=lambda: self._problem.maximum,
+                most=self._limits.most,
+                weights=lambda: self._weights,
+                per_sample=self._per_sample,
+            )
+        micro_batch = scenario.scheme.micro_batch
+        return Parts(scenario.ledger(), self._allocate, sharing, minimum=minimum, micro_batch=micro_batch, costs=costs)
 
     def _allocate(self) -> IntArray:
         """All workers' sizes for the next iteration."""
@@ -138,77 +112,57 @@ class CollectiveRun:
         self._planned, self._basis, self._weights = sizes, basis, allocation.weights
         return sizes
 
-    def _compute_on(self, sizes: IntArray, cut: Slice) -> None:
-        """One iteration of each worker, shared out by count."""
-        number, began, minimum = self._number, self._now, self._minimum
-        batches = [batch_of(size, minimum) for size in sizes.tolist()]
-        of_workers = zip(self._workers, batches, self._spent.tolist(), strict=True)
-        if self._costs is None:
-            seconds = [worker.seconds(number, batch, began + spent) for worker, batch, spent in of_workers]
-        else:
-            epoch, micro_batch = self._costs.of_epoch(self._epoch), self._scenario.scheme.micro_batch
-            amounts = amounts_by_count(epoch, cut, sizes, minimum=minimum, micro_batch=micro_batch)
-            seconds = [
-                worker.cost_seconds(number, own, began + spent, batch_size=batch)
-                for (worker, batch, spent), own in zip(of_workers, amounts, strict=True)
-            ]
-        self._batches += batches
-        self._largest = list(map(max, self._largest, batches))
-        self._count(sizes, seconds)
-
-    def _count(self, sizes: IntArray, seconds: Sequence[float]) -> None:
-        """Each worker has computed on its samples for so many seconds."""
+    def _compute_on(self, part: IterationParts) -> None:
+        """Compute one iteration of each worker."""
+        spent = self._spent.tolist()
         if self._log is not None:
-            self._report_slowness(self._log, self._now)
-        self._spent += seconds
+            for worker, own in zip(self._workers, spent, strict=True):
+                self._log.started(worker, self._number, self._now + own)
+        self._spent += [
+            worker.seconds(self._number, amounts, self._now + own, largest)
+            for worker, amounts, largest, own in zip(self._workers, part.amounts, part.largest, spent, strict=True)
+        ]
+        self._loads += part.loads
+        self._largest = list(map(max, self._largest, part.largest))
+        self._since_meeting += part.share.sizes
         self._passes += 1
         self._number += 1
-        self._since_meeting += sizes
 
-    def _report_slowness(self, log: Log, began: float) -> None:
-        for number, (worker, spent) in enumerate(zip(self._workers, self._spent.tolist(), strict=True)):
-            slowness = worker.news.of(self._number)
-            if slowness is not None:
-                log.disturbance(number, self._number, began + spent, slowness)
-
-    def _meet(self) -> None:
-        """All workers sum their gradients, or average their models, and report what they have measured."""
+    def _meet(self, part: IterationParts) -> None:
+        """All workers sum their gradients or average their models, and report their measurements."""
         slowest = float(self._spent.max())
         waited = slowest - self._spent
         reports = self._report() if self._reports else None
         if self._log is not None and reports is not None:
-            self._write(reports, slowest)
+            self._write(part, reports, slowest)
         self._compute += self._spent
         self._wait += waited
         self._samples += self._since_meeting
         self._now += slowest + self._comm_seconds
         self._meetings += 1
-        self._batches[:] = 0
-        self._spent[:] = 0.0
+        if reports is not None:
+            self._learn(part, reports)
         self._since_meeting[:] = 0
+        self._loads[:] = self._spent[:] = 0.0
         self._largest = [0] * len(self._workers)
         self._passes = 0
-        self._latest = reports
-        if reports is not None:
-            self._policy.observe(reports)
-            if self._limits.report_all(reports.largest_size):
-                self._problem = self._limits.stretched(self._problem)
 
     def _report(self) -> Reports:
-        return Reports.from_table(np.array(list(self._rows()), dtype=np.int64))
+        passes, loads = self._passes, self._loads.tolist()
+        if not self._scenario.told_costs:
+            loads = [round(load / passes) for load in loads]
+        measured = zip(self._workers, loads, self._spent.tolist(), self._largest, strict=True)
+        rows = [worker.row(load, spent / passes, largest) for worker, load, spent, largest in measured]
+        return Reports.from_table(np.array(rows, dtype=np.int64))
 
-    def _rows(self) -> Iterator[tuple[int, ...]]:
-        passes, seconds = self._passes, self._spent.tolist()
-        if self._part is not None:
-            part = self._part
-            for worker, load, spent, amounts in zip(self._workers, part.loads, seconds, part.amounts, strict=True):
-                yield worker.cost_row(load, spent, max(amounts))
-            return
-        batches = self._batches.tolist()
-        for worker, batch, spent, largest in zip(self._workers, batches, seconds, self._largest, strict=True):
-            yield worker.row(round(batch / passes), spent / passes, largest)
+    def _learn(self, part: IterationParts, reports: Reports) -> None:
+        self._policy.observe(reports)
+        if self._limits.report_all(reports.largest_size):
+            self._problem = self._limits.stretched(self._problem)
+        if part.share.loads is not None and self._scenario.scheme.micro_batch is None:
+            self._per_sample.observe(part.share.sizes, part.share.loads.costs, reports.compute_microseconds)
 
-    def _write(self, reports: Reports, slowest: float) -> None:
+    def _write(self, part: IterationParts, reports: Reports, slowest: float) -> None:
         assert self._log is not None
         longest = int(reports.compute_microseconds.max()) * self._passes / 1e6
         for worker, (samples, spent) in enumerate(zip(self._since_meeting.tolist(), self._spent.tolist(), strict=True)):
@@ -223,7 +177,7 @@ class CollectiveRun:
                     epoch=self._epoch,
                     at=self._now,
                     samples=samples,
-                    cost=None if self._part is None else sum(self._part.amounts[worker]),
+                    cost=sum(part.amounts[worker]) if self._scenario.told_costs else None,
                     basis=self._basis,
                     iteration_seconds=slowest + self._comm_seconds,
                     input_seconds=0.0,
@@ -266,5 +220,5 @@ def _communication(scenario: Scenario) -> float:
     """The seconds of an exchange after the last worker is ready."""
     network = Network(scenario.cluster, message_bytes=scenario.message_bytes or 0)
     seconds = network.all_reduce_seconds(scenario.all_reduce) + scenario.exchange_seconds
-    # Speeds are exchanged meanwhile, or, if blocking, after it.
+    # Speeds are exchanged meanwhile, or afterwards if blocking.
     return seconds + (network.small_exchange_seconds() if scenario.scheme.exchange == "blocking" else 0.0)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from evenstep.cluster.slowness import Slowness
 from evenstep.core.values import Basis
 from evenstep.sim.scenario import Scenario
+from evenstep.sim.worker import VirtualWorker
 from evenstep.telemetry import SCHEMA, Recorder
 from evenstep.telemetry.events import Disturbed, Ended, Planned, Run
 
@@ -14,13 +14,13 @@ from evenstep.telemetry.events import Disturbed, Ended, Planned, Run
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
-    """The recorder of each worker and of the first server, which is silent if the scheme has no servers."""
+    """The recorders of all workers and of the first server; the latter is silent if the scheme has no servers."""
 
     workers: Sequence[Recorder]
     server: Recorder
 
     def run(self, worker: int, scenario: Scenario) -> None:
-        """A worker begins; `simulated` tells this from a real run."""
+        """Record that a worker begins; `simulated` distinguishes this from a real run."""
         problem = scenario.problem
         self.workers[worker].record(
             Run(
@@ -40,20 +40,22 @@ class Log:
         )
 
     def plan(self, worker: int, iteration: int, batch_sizes: Sequence[int], basis: Basis = "speed") -> None:
-        """A worker learns of other sizes."""
+        """Record that a worker learns new sizes."""
         self.workers[worker].record(
             Planned(worker=worker, iteration=iteration, batch_sizes=list(batch_sizes), basis=basis)
         )
 
-    def disturbance(self, worker: int, iteration: int, at: float, slowness: Slowness) -> None:
-        """A worker is slower or faster from this iteration on, which begins at `at`."""
-        factor, extra = slowness.factor, slowness.extra_seconds
-        self.workers[worker].record(
-            Disturbed(worker=worker, iteration=iteration, at=at, factor=factor, extra_seconds=extra)
-        )
+    def started(self, worker: VirtualWorker, iteration: int, at: float) -> None:
+        """A worker begins an iteration: record if it is slower or faster from now on."""
+        slowness = worker.news.of(iteration)
+        if slowness is not None:
+            factor, extra = slowness.factor, slowness.extra_seconds
+            self.workers[worker.number].record(
+                Disturbed(worker=worker.number, iteration=iteration, at=at, factor=factor, extra_seconds=extra)
+            )
 
     def end(self, worker: int, at: float) -> None:
-        """A worker is done."""
+        """Record that a worker has finished."""
         self.workers[worker].record(Ended(worker=worker, at=at))
 
     def close(self) -> None:

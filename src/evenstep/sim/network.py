@@ -1,18 +1,16 @@
-"""The times of sums over all workers, and of messages to and from servers that share links."""
+"""Times of sums over all workers, and of messages to and from servers over shared links."""
 
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Final, Literal, final
+from typing import Literal, final
 
 from evenstep.cluster import Cluster, ClusterWorker, Link
-
-_BITS: Final = 8
 
 
 @dataclass(slots=True)
 class _Line:
-    """A host's link in one direction, and when it has carried all that was given to it."""
+    """A host's link in one direction, and the time when it will have carried everything given to it."""
 
     seconds_per_byte: float
     latency_seconds: float
@@ -24,7 +22,7 @@ class _Port:
     """A host's link in both directions; without a link, messages take no time."""
 
     def __init__(self, link: Link | None) -> None:
-        costs = (0.0, 0.0) if link is None else (_BITS / link.bits_per_second, link.latency_seconds)
+        costs = (0.0, 0.0) if link is None else (8 / link.bits_per_second, link.latency_seconds)
         self.free = link is None
         self.outward, self.inward = _Line(*costs), _Line(*costs)
 
@@ -33,19 +31,19 @@ class _Port:
 class Network:
     """Times of messages over the links of a cluster.
 
-    In each direction a link carries messages one after another, in the order in which they were sent, whichever of the
-    host's workers sent them. A message goes through the sender's link and the receiver's at once, each at its own pace,
-    and arrives when the later of the two has carried it; the latencies of both add up. Within a host, and over hosts
-    without a link, messages take no time.
+    In each direction a link carries messages one after another, in the order in which the host's workers sent them. A
+    message goes through the sender's and the receiver's link simultaneously, each at its own pace, and arrives when the
+    later of the two has carried it; the latencies of both add up. Within a host, and between hosts without a link,
+    messages take no time.
 
     Args:
         cluster: The workers, servers, hosts and links.
         message_bytes: The size of one worker's gradients, and of the weights.
-        servers: How many servers share them.
+        servers: The number of servers that share them.
 
     Attributes:
-        free: No message to or from a server takes any time.
-        shard_bytes: What goes to each server.
+        free: Whether messages to and from servers take no time.
+        shard_bytes: The part of a message for each server, in bytes.
     """
 
     def __init__(self, cluster: Cluster, *, message_bytes: int, servers: int = 1) -> None:
@@ -69,34 +67,33 @@ class Network:
         self.free = not any(routes)
 
     def push_arrives(self, worker: int, now: float) -> float:
-        """When a push that is sent now has reached all servers."""
+        """The time when a push sent now has reached all servers."""
         size = self.shard_bytes
         return max([_carry(sender, receiver, size, now) for sender, receiver in self._pushes[worker]], default=now)
 
     def pull_arrives(self, worker: int, now: float) -> float:
-        """When the weights that all servers send now have reached the worker."""
+        """The time when the weights that all servers send now have reached the worker."""
         size = self.shard_bytes
         return max([_carry(sender, receiver, size, now) for sender, receiver in self._pulls[worker]], default=now)
 
     def all_reduce_seconds(self, kind: Literal["ring", "tree"]) -> float:
-        """How long it takes all workers to sum their gradients, after the last of them is ready.
+        """The seconds in which all workers sum their gradients, after the last of them is ready.
 
         A ring passes through each host once: 2 (n - 1) steps with 1/n of the bytes each, at the pace of the slowest
-        link. A tree of the hosts sums on the way up and passes the sum down: 2 ceil(log2 hosts) steps
-        with all of the bytes.
+        link. A tree of hosts sums on the way up and passes the sum down: 2 ceil(log2 hosts) steps with all bytes.
         """
         hosts = len(set(self._slots))
         links = [link for link in self._links if link is not None]
         if hosts < 2 or not links:
             return 0.0
-        seconds_per_byte = max(_BITS / link.bits_per_second for link in links)
+        seconds_per_byte = max(8 / link.bits_per_second for link in links)
         if kind == "ring":
             workers = len(self._slots)
             return 2 * (workers - 1) * (self._bytes / workers * seconds_per_byte + self._hop_seconds())
         return 2 * math.ceil(math.log2(hosts)) * (self._bytes * seconds_per_byte + self._hop_seconds())
 
     def small_exchange_seconds(self) -> float:
-        """How long it takes each worker to send a few bytes to all others."""
+        """The seconds in which each worker sends a few bytes to all others."""
         hosts = len(set(self._slots))
         return 2 * math.ceil(math.log2(hosts)) * self._hop_seconds() if hosts > 1 else 0.0
 
@@ -109,15 +106,15 @@ class Network:
 
 
 def _slot(worker: ClusterWorker, number: int) -> Hashable:
-    """The same for workers on the same host; all workers with neither host nor link share a slot."""
+    """A key that is equal for workers on the same host; all workers with neither host nor link share one."""
     if worker.link is not None:
         return number
     return None if worker.host is None else worker.host.name
 
 
 def _carry(sender: _Line, receiver: _Line, size: float, now: float) -> float:
-    """Give a message of that many bytes to both links; when it has arrived."""
+    """Give a message of `size` bytes to both links; return the time of its arrival."""
     sender.free_at = max(now, sender.free_at) + size * sender.seconds_per_byte
-    # From now on and not from when the sender's link comes to it, or one slow host would hold up all others.
+    # Starting now, not when the sender's link comes to it, or one slow host would hold up all others.
     receiver.free_at = max(now, receiver.free_at) + size * receiver.seconds_per_byte
     return max(sender.free_at, receiver.free_at) + (sender.latency_seconds + receiver.latency_seconds)

@@ -4,11 +4,12 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final, Literal, NamedTuple, Protocol, final
+from typing import Annotated, Final, Literal, NamedTuple, Protocol, final
 
 import numpy as np
 
-from evenstep.cluster.slowness import Disturbance, Undisturbed
+from evenstep.cluster.record import FROM_ONE, NOT_NEGATIVE, require_ranges
+from evenstep.cluster.slowness import Chain, Disturbance
 from evenstep.core.errors import ConfigError
 from evenstep.core.rounds import AsynchronousRounds, Counted, Mode, RoundTimes, RoundWork, Step, Work, staleness_factor
 from evenstep.core.rounds.times import required_patience
@@ -16,37 +17,35 @@ from evenstep.schemes import Scheme, parse_scheme
 from evenstep.schemes.scheme import one_of
 
 _NEVER: Final = float("inf")
-_INSTANT: Final = 1e-9
+_INSTANT: Final = 1e-9  # Seconds, for a client that takes none.
 _LEAVE, _JOIN, _REPLY = range(3)
-"""The kinds of events, in the order in which events of one time happen."""
+"""The kinds of events, in the order of handling if their times are equal."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """A node: its data, its speed, its link, and when it is away.
+    """A node: its data, speed, link and absences.
 
     Attributes:
         examples: The size of its dataset.
         seconds_per_sample, fixed_seconds: A local step on x samples takes fixed_seconds + x * seconds_per_sample.
         message_seconds: Seconds to receive the model and send its change back, together.
-        away: Intervals of virtual seconds, in order. Work that is not finished when one begins is lost. The last one
-            may end at infinity: the client does not come back.
+        away: Intervals of virtual seconds, in order. Work that is not finished when one begins is lost. If the last one
+            ends at infinity, the client does not come back.
 
     Raises:
         ConfigError: A number is out of range, or the intervals are not in order.
     """
 
-    examples: int
-    seconds_per_sample: float
-    fixed_seconds: float = 0.0
-    message_seconds: float = 0.0
+    examples: Annotated[int, FROM_ONE]
+    seconds_per_sample: Annotated[float, NOT_NEGATIVE]
+    fixed_seconds: Annotated[float, NOT_NEGATIVE] = 0.0
+    message_seconds: Annotated[float, NOT_NEGATIVE] = 0.0
     away: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
-        seconds = (self.seconds_per_sample, self.fixed_seconds, self.message_seconds)
-        if not self.examples >= 1 or not all(0.0 <= each < _NEVER for each in seconds):
-            raise ConfigError(f"{self} cannot train: use at least 1 example, and finite seconds that are not negative")
+        require_ranges(self)
         moments = [moment for interval in self.away for moment in interval]
         if moments and not (moments[0] >= 0.0 and all(earlier < later for earlier, later in pairwise(moments))):
             raise ConfigError(
@@ -55,11 +54,11 @@ class Client:
             )
 
     def leaves_after(self, now: float) -> float:
-        """When the client is away next: `now` if it is away."""
+        """The time when the client is next away: `now` if it is away."""
         return next((max(now, begin) for begin, end in self.away if end > now), _NEVER)
 
     def back_after(self, now: float) -> float:
-        """When the client is present next: `now` unless it is away."""
+        """The time when the client is next present: `now` unless it is away."""
         return next((end for begin, end in self.away if begin <= now < end), now)
 
 
@@ -85,35 +84,31 @@ class FederatedScenario:
         batch_size, steps: The mean batch size and number of local steps of a client.
         mode, patience, late: As in `LoadBalanced`.
         buffer, rate: As in `Asynchronous`.
-        fraction: The part of the present clients that a round has; without rounds all take part.
+        fraction: The fraction of the present clients that take part in a round; without rounds all take part.
         disturbance: Slows the clients' compute; an iteration is a piece of work.
         notice_seconds: How long the server takes to notice that a client is away.
-        seed: Of the choice of clients for a round.
+        seed: The seed for the choice of clients for a round.
     """
 
     clients: tuple[Client, ...]
     scheme: Scheme | str = "lb-bsp"
-    rounds: int = 10
-    batch_size: int = 32
-    steps: int = 10
+    rounds: Annotated[int, FROM_ONE] = 10
+    batch_size: Annotated[int, FROM_ONE] = 32
+    steps: Annotated[int, FROM_ONE] = 10
     mode: Mode = "batch"
     patience: float | None = None
     late: Literal["next", "drop"] = "next"
     buffer: int = 1
     rate: Literal["share", "raw"] = "share"
     fraction: float = 1.0
-    disturbance: Disturbance = field(default_factory=Undisturbed)
-    notice_seconds: float = 60.0
+    disturbance: Disturbance = field(default_factory=Chain)
+    notice_seconds: Annotated[float, NOT_NEGATIVE] = 60.0
     seed: int = 0
 
     def __post_init__(self) -> None:
+        require_ranges(self)
         required_patience(self.patience)
         one_of("late", self.late, ("next", "drop"))
-        for name in ("rounds", "batch_size", "steps"):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise ConfigError(f"{name} cannot be {getattr(self, name)}: use a whole number of at least 1")
-        if not 0.0 <= self.notice_seconds < _NEVER:
-            raise ConfigError(f"notice_seconds cannot be {self.notice_seconds}: use a finite number of at least 0")
         if not self.clients:
             raise ConfigError("there is no client to train on: give at least one")
         if not 0.0 < self.fraction <= 1.0:
@@ -139,7 +134,7 @@ class FederatedRun:
         updates: All updates, in order.
         pieces: By client, the number of its pieces of work in the model.
         works: By client, its last work.
-        computed: The part of the clients' time that they computed, without the time that they were away.
+        computed: The fraction of the clients' present time in which they computed.
     """
 
     seconds: float
@@ -165,15 +160,13 @@ def simulate_rounds(scenario: FederatedScenario, learner: Learner | None = None)
     if scheme.served is None:
         run.in_rounds(RoundWork(scheme.load, scenario.mode))
     else:
-        options = {"buffer": scenario.buffer}
-        run.without(
-            AsynchronousRounds(scheme.sync, len(scenario.clients), scenario.rounds, rate=scenario.rate, **options)
-        )
+        count, buffer, rate = len(scenario.clients), scenario.buffer, scenario.rate
+        run.without(AsynchronousRounds(scheme.sync, count, scenario.rounds, buffer=buffer, rate=rate))
     return run.result()
 
 
 class _Asked(NamedTuple):
-    """A piece of work: when its reply comes (if it is lost, when that is noticed), and its seconds of compute."""
+    """A piece of work: the time of its reply (or when its loss is noticed), and its seconds of compute."""
 
     number: int
     round: int

@@ -1,4 +1,4 @@
-"""What is simulated: a cluster, a scheme, and how long they train."""
+"""A scenario to simulate: a cluster, a scheme, and the length of the training."""
 
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, final
@@ -26,31 +26,30 @@ _BATCH: Final = Number(whole=True, least=1, most=2**62)
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A training run to be simulated.
+    """A training run to simulate.
 
     Attributes:
-        cluster: The workers, each with a device; the network; when workers are there.
+        cluster: The workers, each with a device; the network; the times at which workers are present.
         scheme: The scheme under which they train.
         global_batch_size: The samples of one iteration over all workers.
         iterations: The length of the run in global batches (slices of the epochs; the last of an epoch may be short);
-            without a barrier the run has as many samples as those.
+            without a barrier the run has the same number of samples.
         epoch_samples: The samples of an epoch; None: the run is one epoch.
         drop_last: Leave out a last slice that is shorter than the others.
-        smallest_batch: The smallest batch of a worker, unless the scheme gives it; None: as in a real run, 2 or else 1.
         message_bytes: The size of a worker's gradients on the network; None: communication costs nothing.
-        exchange_seconds: The time of each exchange beside the network; fitted on a real run, or 0.
-        exchange_spread: Relative standard deviation of that time with servers, new in each exchange and drawn by the
-            cluster's seed. Without any, ties between equal workers are always decided alike, as in no real run.
+        exchange_seconds: The time of each exchange besides the network; fitted on a real run, or 0.
+        exchange_spread: Relative standard deviation of that time with servers, drawn for each exchange from the
+            cluster's seed. With 0, ties between equal workers are always decided alike, unlike in any real run.
         all_reduce: How workers without servers sum gradients.
-        ahead: How many claims workers of servers hold beside the current one; None: as a run without data workers, 1
-            where exchanges overlap with compute and 0 elsewhere.
-        costs: What samples cost if they differ: a distribution, or the cost of each sample of a dataset, of which each
-            epoch has as many as it needs in its own order. A device takes as long as for so many average samples
-            as a batch costs. None: all cost alike.
-        by_cost: Whether the workers are told costs, as a run with `cost=` is; sizes then count average samples.
+        ahead: The number of claims that workers on servers hold besides the current one; None: as in a run without data
+            workers, 1 if exchanges overlap with compute, else 0.
+        costs: The costs of samples if they differ: a distribution, or the cost of each sample of a dataset, of which
+            each epoch has as many as it needs in its own order. A device's time is that of a batch of average samples
+            with the same cost. None: all cost alike.
+        by_cost: Whether the workers know the costs, as in a run with `cost=`; sizes then count average samples.
 
     Raises:
-        ConfigError: It cannot be simulated; one sentence that says what to change.
+        ConfigError: The scenario cannot be simulated; one sentence that says what to change.
     """
 
     cluster: Cluster
@@ -59,7 +58,6 @@ class Scenario:
     iterations: Annotated[int, FROM_ONE]
     epoch_samples: Annotated[int | None, FROM_ONE] = None
     drop_last: bool = False
-    smallest_batch: Annotated[int | None, FROM_ONE] = None
     message_bytes: Annotated[int | None, WHOLE] = None
     exchange_seconds: Annotated[float, NOT_NEGATIVE] = 0.0
     exchange_spread: Annotated[float, NOT_NEGATIVE] = 0.0
@@ -78,7 +76,7 @@ class Scenario:
         if self.costs is not None:
             if self.by_cost:
                 require_costs(self.scheme)
-            self.sample_costs()  # Raises for costs that are none.
+            self.sample_costs()  # Raises for invalid costs.
         self._require_workers()
         self._require_network()
         if isinstance(self.scheme.load, Static):
@@ -89,24 +87,24 @@ class Scenario:
                 f"the global batch size {self.global_batch_size} is less than {count} workers with at least {minimum}"
                 f" sample{'s' if minimum > 1 else ''} each: raise the batch size"
             )
-        # Raise for a batch that cannot be shared out, and for impossible groups.
+        # Raise for a batch that cannot be divided, and for impossible groups.
         load_policy(self.scheme.load, count).allocate(self.problem)
         sync_policy(self.sync, count)
 
     @property
     def sync(self) -> Sync:
-        """The scheme's, with the groups of these hosts if it groups by host."""
+        """The scheme's sync, with the groups of these hosts if it groups by host."""
         return placed(self.scheme, self._hosts).sync
 
     @property
     def group_servers(self) -> Groups:
-        """The groups that have a server on their host."""
+        """The groups with a server on their host."""
         servers = self.cluster.servers
         return group_servers(placed(self.scheme, self._hosts), self._hosts, root=servers[0].name if servers else None)
 
     @property
     def _hosts(self) -> list[str]:
-        """The host of each worker; a worker without one is by itself."""
+        """The host of each worker; a worker without one is on a host by itself."""
         return [
             f"worker {number}" if worker.host is None else worker.host.name
             for number, worker in enumerate(self.cluster.workers)
@@ -136,10 +134,7 @@ class Scenario:
 
     @property
     def _minimum(self) -> int:
-        load = self.scheme.load
-        if load.minimum is None and self.smallest_batch is not None:
-            return self.smallest_batch
-        return smallest_batch(load, self.global_batch_size, self.limits)
+        return smallest_batch(self.scheme.load, self.global_batch_size, self.limits)
 
     @property
     def length(self) -> int:
@@ -147,7 +142,7 @@ class Scenario:
         return self.iterations * self.global_batch_size if self.epoch_samples is None else self.epoch_samples
 
     def ledger(self) -> Ledger:
-        """A new epoch's ledger."""
+        """The ledger of a new epoch."""
         return Ledger(length=self.length, global_batch_size=self.global_batch_size, drop_last=self.drop_last)
 
     @property
@@ -158,22 +153,27 @@ class Scenario:
         of_epoch = min(ledger.iterations * self.global_batch_size, self.length)
         return epochs * of_epoch + min(rest * self.global_batch_size, of_epoch)
 
+    @property
+    def told_costs(self) -> bool:
+        """True if samples differ in cost and the workers know the costs."""
+        return self.costs is not None and self.by_cost
+
     def sample_costs(self) -> SampleCosts | None:
-        """What the samples cost; None if all cost alike."""
+        """The costs of the samples; None if all cost alike."""
         return None if self.costs is None else SampleCosts(self.costs, self.length, self.cluster.seed)
 
     @property
     def limits(self) -> IntArray:
-        """The upper limits of the sizes that are known beforehand; int64 of shape [workers]."""
+        """The upper limits of sizes that are known beforehand; int64 of shape [workers]."""
         load, count = self.scheme.load, len(self.cluster)
-        # A worker that computes on micro-batches can get any number of them.
+        # With micro-batches, a worker can get any number of them.
         known = [UNLIMITED if self.scheme.micro_batch else self.cluster.largest_batch(each) for each in range(count)]
         limits = np.array(known, dtype=np.int64)
         return limits if load.maximum is None else np.minimum(limits, load.maximum)
 
     @property
     def problem(self) -> Problem:
-        """What the sizes must satisfy at first."""
+        """The initial conditions for the sizes."""
         return Problem(
             global_batch_size=self.global_batch_size,
             minimum=np.full(len(self.cluster), self._minimum, dtype=np.int64),

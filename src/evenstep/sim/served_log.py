@@ -1,18 +1,19 @@
-"""What a simulated run on servers writes down, event by event, as workers and the first server of a real run do."""
+"""The event log of a simulated run on servers, as workers and the first server of a real run write it."""
 
 from collections.abc import Sequence
 from dataclasses import astuple
-from typing import Final, final
+from typing import Any, Final, final
+
+from msgspec.structs import replace
 
 from evenstep.core.coordinate import Answer, Arrival, Coordinator
-from evenstep.core.sync import Regroup
 from evenstep.sim.log import Log
 from evenstep.sim.scenario import Scenario
-from evenstep.sim.worker_slot import Pushed, WorkerSlot
+from evenstep.sim.slot import VirtualSlot
 from evenstep.telemetry import events
 
 _TALLY_SECONDS: Final = 1.0
-"""How often a server writes down what it has done, in virtual seconds."""
+"""The virtual seconds between a server's records of its work."""
 
 
 @final
@@ -20,97 +21,65 @@ class ServedLog:
     """The log of one run. `shard_bytes`: the size of a message of gradients to one server."""
 
     def __init__(
-        self, log: Log, scenario: Scenario, coordinator: Coordinator, slots: Sequence[WorkerSlot], shard_bytes: float
+        self, log: Log, scenario: Scenario, coordinator: Coordinator, slots: Sequence[VirtualSlot], shard_bytes: float
     ) -> None:
         self._log = log
         self._scenario = scenario
         self._coordinator = coordinator
         self._slots = slots
         self._shard_bytes = shard_bytes
+        served = scenario.scheme.served
+        self._overlaps = served is not None and served.exchange == "overlapped"
         self._sizes: dict[int, list[int]] = {}
-        """The sizes of all workers that each worker was sent last."""
+        """The sizes of all workers as last sent to each worker."""
         self._tallied = (0.0, 0, 0)
         """Time, version and pushes of the last tally."""
 
-    def joined(self, slot: WorkerSlot, now: float) -> None:
+    def begins(self, slot: VirtualSlot, now: float) -> None:
+        """A worker has joined."""
         self._log.run(slot.number, self._scenario)
-        version = self._coordinator.version
-        self._log.server.record(
-            events.Joined(at=now, version=version, worker=slot.number, incarnation=slot.incarnation)
-        )
+        self.server(events.Joined, now, worker=slot.number, incarnation=slot.incarnation)
 
-    def left(self, slot: WorkerSlot, now: float) -> None:
-        version = self._coordinator.version
-        self._log.server.record(events.Left(at=now, version=version, worker=slot.number, why="was taken away"))
+    def server(self, kind: type[events.ServerEvent], now: float, **about: Any) -> None:  # noqa: ANN401 - fields of it
+        """Record an event of the server."""
+        self._log.server.record(kind(at=now, version=self._coordinator.version, **about))
 
-    def began(self, slot: WorkerSlot, now: float, *, ahead: int) -> None:
-        version, number = self._coordinator.version, slot.epoch
-        self._log.server.record(
-            events.Begun(at=now, version=version, worker=slot.number, number=number, epoch=number, ahead=ahead)
-        )
-
-    def rested(self, slot: WorkerSlot, now: float) -> None:
-        self._log.server.record(events.Rested(at=now, version=self._coordinator.version, worker=slot.number))
-
-    def regrouped(self, command: Regroup, now: float) -> None:
-        version = self._coordinator.version
-        self._log.server.record(events.Regrouped(at=now, version=version, groups=command.groups, reason=command.reason))
-
-    def started(self, slot: WorkerSlot, now: float) -> None:
-        """An iteration starts: report whether the worker's slowness has changed."""
+    def started(self, slot: VirtualSlot, now: float) -> None:
         assert slot.worker is not None
-        slowness = slot.worker.news.of(slot.iterations)
-        if slowness is not None:
-            self._log.disturbance(slot.number, slot.iterations, now, slowness)
+        self._log.started(slot.worker, slot.iterations, now)
 
-    def sent(self, slot: WorkerSlot, arrival: Arrival) -> None:
-        """A push is sent: keep what its iteration was."""
-        slot.pushed = Pushed(
-            number=slot.iterations - 1,
+    def sent(self, slot: VirtualSlot, arrival: Arrival, now: float) -> None:
+        """A push is sent: keep the record of its iteration."""
+        assert slot.worker is not None
+        slot.pushed = events.IterationDone(
+            worker=slot.number,
+            iteration=slot.iterations - 1,
+            epoch=slot.epoch,
+            at=slot.entered,
             samples=arrival.samples,
-            entered=slot.entered,
-            began=slot.began,
-            row=tuple(arrival.row),
-            factors=() if slot.worker is None else astuple(slot.worker.factors),
-            cost=slot.cost,
+            cost=slot.load if self._scenario.told_costs else None,
+            iteration_seconds=now - slot.entered,
+            input_seconds=slot.began - slot.entered,
+            compute_seconds=arrival.row[1] / 1e6,
+            wait_seconds=0.0,
+            comm_seconds=0.0,
+            row=arrival.row,
+            factors=astuple(slot.worker.factors),
         )
 
-    def arrived(self, slot: WorkerSlot, arrival: Arrival, now: float) -> None:
-        """A push reaches the coordinator."""
-        self._log.server.record(
-            events.Pushed(
-                at=now,
-                version=self._coordinator.version,
-                worker=slot.number,
-                claim=arrival.claim,
-                pulled=arrival.version,
-                samples=arrival.samples,
-                units=arrival.units,
-                row=arrival.row,
-            )
-        )
-
-    def answered(self, slot: WorkerSlot, answer: Answer, now: float, *, took: float) -> None:
+    def answered(self, slot: VirtualSlot, answer: Answer, now: float, *, took: float) -> None:
         """An answer ends the iteration that was pushed; the worker has waited `took` seconds for it."""
         pushed, commit, release = slot.pushed, slot.commit, answer.release
         if pushed is None:
             return
+        assert pushed.at is not None
         waited = 0.0 if release is None else min(release.held_seconds, took)
         self._log.workers[slot.number].record(
-            events.IterationDone(
-                worker=slot.number,
-                iteration=pushed.number,
-                epoch=slot.epoch,
-                at=pushed.entered,
-                samples=pushed.samples,
-                cost=pushed.cost,
-                iteration_seconds=(now if pushed.ended is None else pushed.ended) - pushed.entered,
-                input_seconds=pushed.began - pushed.entered,
-                compute_seconds=pushed.row[1] / 1e6,
+            replace(
+                pushed,
+                iteration_seconds=pushed.iteration_seconds if self._overlaps else now - pushed.at,
                 wait_seconds=waited,
                 comm_seconds=took - waited,
-                row=pushed.row,
-                factors=pushed.factors,
                 staleness=None if commit is None else commit.staleness,
                 behind=None if commit is None else commit.behind,
                 share=None if commit is None else commit.share,
@@ -120,35 +89,33 @@ class ServedLog:
         )
         slot.pushed = slot.commit = None
 
-    def planned(self, slot: WorkerSlot, by_worker: dict[int, int]) -> None:
-        """A worker is sent the sizes; written down if they differ from the last ones."""
+    def planned(self, slot: VirtualSlot, by_worker: dict[int, int]) -> None:
+        """A worker is sent the sizes; recorded if they differ from the last ones."""
         sizes = [by_worker.get(worker, 0) for worker in range(len(self._slots))]
         if sizes != self._sizes.get(slot.number):
             self._sizes[slot.number] = sizes
             self._log.plan(slot.number, slot.iterations, sizes)
 
     def tally(self, now: float, *, saved: int, every_seconds: float = _TALLY_SECONDS) -> None:
-        """What the server has done since the last tally, if that was long enough ago.
+        """Record the server's work since the last tally, if that was long enough ago.
 
-        `saved` messages of gradients were not sent because several pushes travelled as one.
+        `saved` gradient messages were not sent because several pushes travelled as one.
         """
         since, commits, pushes = self._tallied
         if now - since < every_seconds:
             return
         version = self._coordinator.version
-        pushed = sum(slot.pushes for slot in self._slots) - saved
+        pushed = sum(slot.done.iterations for slot in self._slots) - saved
         self._tallied = (now, version, pushed)
         if version == commits:
             return
-        self._log.server.record(
-            events.Tallied(
-                at=now,
-                version=version,
-                seconds=now - since,
-                commits=version - commits,
-                bytes=round((pushed - pushes) * self._shard_bytes),
-                samples=self._coordinator.samples,
-            )
+        self.server(
+            events.Tallied,
+            now,
+            seconds=now - since,
+            commits=version - commits,
+            bytes=round((pushed - pushes) * self._shard_bytes),
+            samples=self._coordinator.samples,
         )
 
     def end(self, now: float, *, saved: int) -> None:

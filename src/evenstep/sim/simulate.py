@@ -1,8 +1,8 @@
-"""One scenario, simulated."""
+"""Simulates one scenario."""
 
 import gc
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -12,29 +12,23 @@ from evenstep.sim.collective import CollectiveRun
 from evenstep.sim.log import Log
 from evenstep.sim.result import SimulatedRun
 from evenstep.sim.scenario import Scenario
-from evenstep.sim.served import run_served
+from evenstep.sim.served import ServedRun
 
 
-def simulate(
-    scenario: Scenario, *, log: Log | None = None, progress: Callable[[float], None] | None = None
-) -> SimulatedRun:
+def simulate(scenario: Scenario, *, log: Log | None = None) -> SimulatedRun:
     """Run the scenario in virtual time; the same scenario gives the same result, and the same log, byte for byte.
 
     Args:
-        scenario: What to run.
-        log: Where to write every event; None: only the summary is kept, in memory that does not grow with the run.
-        progress: Called from time to time with the part of the run that is done, 0 to 1.
+        scenario: The scenario to run.
+        log: The log for every event; None: only the summary is kept, in memory that does not grow with the run.
 
     Raises:
         ConfigError: The run cannot work; one sentence that says what to change.
     """
-    report = progress or (lambda _: None)
+    kind = CollectiveRun if scenario.scheme.served is None else ServedRun
     try:
         with _uncollected(), np.errstate(over="ignore", invalid="ignore"):
-            if scenario.scheme.served is None:
-                result = CollectiveRun(scenario, log).finish(report)
-            else:
-                result = run_served(scenario, log, report)
+            result = kind(scenario, log).finish()
     except OverflowError:
         result = None
     if result is None or not math.isfinite(result.seconds):
@@ -44,7 +38,7 @@ def simulate(
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Switch the collector of cycles off: a run makes no cycles, and looking for them takes a tenth of its time."""
+    """Switch off the cycle collector: a run makes no cycles, and looking for them takes a tenth of its time."""
     collects = gc.isenabled()
     gc.disable()
     try:

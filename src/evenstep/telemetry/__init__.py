@@ -1,4 +1,4 @@
-"""Records what happens. The JSONL files of a run directory are the source of truth for reports and replays."""
+"""Records events. The JSONL files of a run directory are the source of truth for reports and replays."""
 
 from evenstep.telemetry.events import SCHEMA, Event
 from evenstep.telemetry.reading import ROLES, Role, RunTail, Tail, event_files, read_events

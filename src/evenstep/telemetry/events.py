@@ -1,9 +1,9 @@
-"""The schema of the event log: every kind of event is a record, which writers fill in and readers get.
+"""The schema of the event log: every kind of event is a record, which writers fill in and readers receive.
 
 `worker-RANK.jsonl` has the events of a worker, `server-INDEX.jsonl` those of a server, `launcher.jsonl` those of the
-launcher. A line is one JSON object: `event`, the kind, and the fields of its record. Readers skip kinds and fields that
-they do not know. A field with a default may be missing. A field never changes its meaning: another meaning is a new
-field and a new `SCHEMA`.
+launcher. A line is one JSON object: `event`, the kind, and the fields of its record. Readers skip unknown kinds and
+fields. A field with a default may be missing. The meaning of a field never changes: another meaning needs a new field
+and a new `SCHEMA`.
 
 `at` is in seconds of the writer's monotonic clock, which all processes of a host share. The event `run` also has the
 wall clock, which relates the clocks of several hosts.
@@ -17,9 +17,9 @@ from msgspec import Meta, Struct, field
 from evenstep.core.values import Basis
 
 SCHEMA: Final = 3
-"""Version 1 had neither `schema` nor the times of iterations, version 2 a `report` with predictions for a `row`."""
+"""Version 1 had neither `schema` nor times, and is not read; version 2 had a `report` with predictions, not `row`."""
 
-# Numbers are bounded, so that a damaged log cannot overflow what is computed from it.
+# Numbers are bounded, so that a damaged log cannot overflow later computations.
 _END: Final = 2**63
 _Whole: TypeAlias = Annotated[int, Meta(ge=1 - _END, le=_END - 1)]
 _Count: TypeAlias = Annotated[int, Meta(ge=0, le=_END - 1)]
@@ -33,15 +33,15 @@ _T = TypeVar("_T")
 
 
 def _added(default: _T) -> _T:
-    """A field that every writer writes now, with what it means that an older log lacks it.
+    """A field that every writer writes now; the default is its meaning in older logs without it.
 
-    A plain default is not written: the value is unknown, or does not apply.
+    A plain default, which is not written, means that the value is unknown or does not apply.
     """
     return field(default_factory=lambda: default)
 
 
 class Event(Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True):
-    """Anything that a log can hold; `at` is None if the time is unknown."""
+    """Base of all events in a log; `at` is None if the time is unknown."""
 
     at: _Number | None = None
 
@@ -58,7 +58,7 @@ class WorkerEvent(Event, frozen=True, kw_only=True):
 
 
 class ServerEvent(Event, frozen=True, kw_only=True):
-    """An event that a server writes. `version`: of the weights."""
+    """An event that a server writes. `version`: version of the weights."""
 
     server: int = _added(0)
     at: _Number
@@ -73,7 +73,7 @@ class LauncherEvent(Event, frozen=True, kw_only=True):
 class Run(WorkerEvent, frozen=True, kw_only=True, tag="run"):
     """A worker starts. `minimum` and `maximum` samples have one entry per worker.
 
-    `simulated`: time is virtual. `emulated`: compute takes as long as on a device that a cluster file describes.
+    `simulated`: time is virtual. `emulated`: compute takes as long as on a device described in a cluster file.
     """
 
     schema: _Whole = 1
@@ -98,21 +98,22 @@ class Run(WorkerEvent, frozen=True, kw_only=True, tag="run"):
 
     @property
     def wall_offset(self) -> float:
-        """What to add to the worker's clock to get the wall clock; 0 if unknown, as in a simulation."""
+        """The seconds to add to the worker's clock to get the wall clock; 0 if unknown, as in a simulation."""
         return 0.0 if self.unix_seconds is None or self.at is None else self.unix_seconds - self.at
 
 
 @final
 class IterationDone(WorkerEvent, frozen=True, kw_only=True, tag="iteration"):
-    """A worker has finished an iteration. `at` is its start; its parts, in seconds, follow in their order.
+    """A worker has finished an iteration. `at` is its start; its parts, in seconds, follow in order.
 
-    `cost`: what its samples cost, in average samples, if they differ; `padding`: what of it is padding. `basis`: why it
-    had its size. `row`: the worker's row of the exchange. `factors`: the machine's state before the iteration. On
-    servers a push is *held* for `wait_seconds`, *committed* with its `staleness` (versions), `behind` (global batches)
-    and `share`, and *released* at a `lead` under a `bound` (iterations).
+    `cost`: the cost of its samples, in average samples, if costs differ; `padding`: the part of it that is padding.
+    `basis`: the reason for its size. `row`: the worker's row of the exchange. `factors`: the machine's state before the
+    iteration. On servers a push is *held* for `wait_seconds`, *committed* with its `staleness` (versions), `behind`
+    (global batches) and `share`, and *released* at a `lead` under a `bound` (iterations).
     """
 
     iteration: _Iteration
+    at: _Number
     epoch: _Count = _added(0)
     samples: _Count
     cost: _Number | None = None
@@ -134,9 +135,9 @@ class IterationDone(WorkerEvent, frozen=True, kw_only=True, tag="iteration"):
 
 @final
 class Planned(WorkerEvent, frozen=True, kw_only=True, tag="plan"):
-    """All workers' batch sizes from this iteration of the writer on.
+    """The batch sizes of all workers from this iteration of the writer on.
 
-    Behind a barrier the first worker of each host writes them, on servers every worker.
+    Behind a barrier the first worker of each host writes it, on servers every worker.
 
     `basis`: `speed`: decided from speeds; `start`: equal, because no speeds are known yet.
     """
@@ -148,7 +149,7 @@ class Planned(WorkerEvent, frozen=True, kw_only=True, tag="plan"):
 
 @final
 class Noted(WorkerEvent, frozen=True, kw_only=True, tag="note"):
-    """The script noted values by name, None for a value that is not finite; `samples` are those of the iteration."""
+    """Values that the script noted, by name; None for a value that is not finite. `samples` of the iteration."""
 
     iteration: _Iteration
     at: _Number
@@ -160,7 +161,7 @@ class Noted(WorkerEvent, frozen=True, kw_only=True, tag="note"):
 class Disturbed(WorkerEvent, frozen=True, kw_only=True, tag="disturbance"):
     """The worker is slowed on purpose from this iteration on: `factor` times its seconds plus `extra_seconds`.
 
-    It holds until the next such event; factor 1 and 0 extra seconds end it. Jitter, which changes in every iteration,
+    This holds until the next such event; factor 1 and 0 extra seconds end it. Jitter, which changes in every iteration,
     is not recorded.
     """
 
@@ -188,28 +189,8 @@ class Ended(WorkerEvent, frozen=True, kw_only=True, tag="end"):
 
 
 @final
-class Profiled(WorkerEvent, frozen=True, kw_only=True, tag="profiled"):
-    """`evenstep profile` has measured a batch of this size: its least compute seconds and its peak memory.
-
-    `spread`: how much longer iterations took on average, as a share of `seconds`.
-    """
-
-    samples: _Count
-    seconds: _Seconds
-    peak_bytes: _Whole
-    spread: _Number = _added(0.0)
-
-
-@final
-class ProfileDone(WorkerEvent, frozen=True, kw_only=True, tag="profile"):
-    """`evenstep profile` has finished. `capacity_bytes`: of the device, None if unknown."""
-
-    capacity_bytes: _Whole | None
-
-
-@final
 class RanOutOfMemory(WorkerEvent, frozen=True, kw_only=True, tag="out_of_memory"):
-    """A device could not hold a batch; `largest_run` is the largest that it has run.
+    """A device could not hold a batch; `largest_run` is the largest batch that it has run.
 
     In average samples, if samples differ in cost.
     """
@@ -261,7 +242,7 @@ class Begun(ServerEvent, frozen=True, kw_only=True, tag="begin"):
 class Rested(ServerEvent, frozen=True, kw_only=True, tag="rest"):
     """A worker has no samples to compute, and waits for more or for the end of the pass.
 
-    It is done with its claims up to `done`. If its loop has `ended`, it takes no more.
+    Its claims up to `done` are finished. If its loop has `ended`, it takes no more.
     """
 
     worker: _Rank
@@ -271,7 +252,7 @@ class Rested(ServerEvent, frozen=True, kw_only=True, tag="rest"):
 
 @final
 class FetchedAhead(ServerEvent, frozen=True, kw_only=True, tag="more"):
-    """A worker that fetches ahead was given claims, until it held `ahead` in addition to the oldest."""
+    """A worker that fetches ahead was given claims until it held `ahead` besides the oldest."""
 
     worker: _Rank
     ahead: _Whole
@@ -288,7 +269,7 @@ class Stopped(ServerEvent, frozen=True, kw_only=True, tag="stop"):
 class Pushed(ServerEvent, frozen=True, kw_only=True, tag="push"):
     """All shards have staged a push: samples of a claim, computed on the version that was `pulled`.
 
-    The worker is done with its older claims.
+    The worker's older claims are finished.
     """
 
     worker: _Rank
@@ -301,7 +282,7 @@ class Pushed(ServerEvent, frozen=True, kw_only=True, tag="push"):
 
 @final
 class Tallied(ServerEvent, frozen=True, kw_only=True, tag="tally"):
-    """What the servers did in the last `seconds`; `samples` are all that were committed since the run started."""
+    """The servers' work in the last `seconds`; `samples` counts all that were committed since the run started."""
 
     seconds: _Seconds
     commits: _Whole
@@ -311,7 +292,7 @@ class Tallied(ServerEvent, frozen=True, kw_only=True, tag="tally"):
 
 @final
 class Regrouped(ServerEvent, frozen=True, kw_only=True, tag="regroup"):
-    """Workers synchronise in these groups from now on."""
+    """From now on workers synchronise in these groups."""
 
     groups: Sequence[Sequence[_Whole]]
     reason: str
@@ -353,7 +334,7 @@ class ServersRestarted(LauncherEvent, frozen=True, kw_only=True, tag="servers_re
 
 @final
 class ServersLost(LauncherEvent, frozen=True, kw_only=True, tag="servers_lost"):
-    """The servers are gone for good; `server` died last, if that is known."""
+    """The servers are gone for good; `server` died last, if known."""
 
     server: _Whole | None
     text: str

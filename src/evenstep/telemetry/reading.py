@@ -1,11 +1,11 @@
-"""Reads event files, without trusting them: memory is bounded, nothing is waited for, and every value is checked.
+"""Reads event files without trusting them: memory is bounded, reads never block, and every value is checked.
 
-Everything that reads a run directory reads it through here.
+All code that reads a run directory uses this module.
 """
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, Union, final
 
@@ -16,34 +16,33 @@ from evenstep.telemetry.events import RECORDS, SCHEMA, Event, Run
 from evenstep.telemetry.regular import open_regular
 
 _LINE_BYTES: Final = 16 << 20
-"""Longest line; a run of 100,000 workers needs a tenth of that."""
-_PROGRESS_BYTES: Final = 1 << 20
+"""The longest line; a run of 100,000 workers needs a tenth of that."""
 
 Role: TypeAlias = Literal["worker", "server", "launcher"]
 ROLES: Final[tuple[Role, ...]] = ("worker", "server", "launcher")
 
 
-class _Kind(msgspec.Struct):
+class _Tagged(msgspec.Struct):
     event: str
 
 
 _DECODER: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(Union[tuple(RECORDS.values())])  # noqa: UP007 - made here
-_KIND: Final = msgspec.json.Decoder(_Kind)
+_KIND: Final = msgspec.json.Decoder(_Tagged)
 _CONTROL: Final = re.compile(rb"(\\\\)|\\(?:[bfr]|u00(?:0[^9aA]|1.|7[fF]|[89].))|\x7f|\xc2[\x80-\x9f]")
-"""Control characters in JSON except tabs and new lines, and as a group backslashes that begin no code."""
+"""Control characters in JSON except tabs and new lines; the group matches backslashes that do not begin a code."""
 _MISSING: Final = re.compile("Object missing required field `(?!event`)(.*?)`$")
 
 
 def event_of(line: bytes) -> Event | None:
-    """The event of a line; None for a kind that this version does not know.
+    """Decode the event in a line; None for a kind unknown to this version.
 
-    A control character in its texts, with which it could command a terminal, is written as its code.
+    Control characters in its texts, with which it could command a terminal, are replaced by their codes.
 
     Raises:
-        ValueError: The line is damaged, or of another version; what is wrong, as the end of a sentence about the line.
+        ValueError: The line is damaged, or of another version; the message is the end of a sentence about the line.
     """
     if len(line) >= _LINE_BYTES:
-        raise ValueError(f"is no event (it is longer than {_LINE_BYTES >> 20} MB): delete it")
+        raise ValueError(f"is not an event (it is longer than {_LINE_BYTES >> 20} MB): delete it")
     if b"\\" in line or b"\x7f" in line or not line.isascii():
         line = _CONTROL.sub(_printable, line)
     try:
@@ -56,7 +55,7 @@ def event_of(line: bytes) -> Event | None:
             raise ValueError(
                 f"has no {missing[1]!r}: it was written by another version of evenstep, use that one"
             ) from error
-        raise ValueError(f"is no event ({error}): delete it or fix it") from error
+        raise ValueError(f"is not an event ({error}): delete it or fix it") from error
     if isinstance(event, Run) and event.schema > SCHEMA:
         raise ValueError(
             f"is of schema {event.schema}, and this version of evenstep knows those up to {SCHEMA}: use a newer one"
@@ -78,12 +77,12 @@ def _is_unknown(line: bytes) -> bool:
 
 
 def whole_lines(path: Path, offset: int = 0) -> Iterator[bytes]:
-    """The complete lines of a file from an offset on; a last line without its end, which a kill has cut, is left out.
+    """The complete lines of a file from an offset on, without an incomplete last line, which a kill has cut.
 
-    A line of more than 16 MB comes in pieces of that length, which `event_of` refuses.
+    A line of more than 16 MB is split into pieces of that length, which `event_of` refuses.
 
     Raises:
-        ConfigError: The file is no regular file, or cannot be read.
+        ConfigError: The file is not a regular file, or cannot be read.
     """
     try:
         with open_regular(path) as file:
@@ -98,7 +97,7 @@ def whole_lines(path: Path, offset: int = 0) -> Iterator[bytes]:
 
 def event_files(run_dir: Path, role: Role) -> list[Path]:
     """The existing event files of a role, by the writers' numbers."""
-    if not os.path.isdir(run_dir):  # `glob` raises an error for a name that is too long.
+    if not os.path.isdir(run_dir):  # `glob` raises an error if the name is too long.
         return []
     if role == "launcher":
         return list(run_dir.glob("launcher.jsonl"))
@@ -111,26 +110,23 @@ def read_events(
     *,
     kind: type[Event] | None = None,
     role: Role = "worker",
-    progress: Callable[[int], None] | None = None,
 ) -> Iterator[Event]:
-    """All events of a run directory, writer after writer, each writer's in their order.
+    """All events of a run directory, one writer after the other, each writer's in order.
 
     Args:
         run_dir: The directory.
         kind: Only events of this kind; much faster if they are rare.
-        role: Whose events. A run without servers or launcher has none of theirs.
-        progress: Called now and then with how many more bytes have been read.
+        role: The writers. A run without servers or launcher has none of their events.
 
     Raises:
-        ConfigError: The directory has no worker's events, or a line is damaged (a last line that a kill has cut is
-            not).
+        ConfigError: The directory has no events of workers, or a line is damaged (a last line cut by a kill is not).
     """
     files = event_files(run_dir, role)
     if not files and role == "worker":
         raise ConfigError(f"{run_dir} holds no worker-*.jsonl: give the --run-dir of a run")
     tag = b"" if kind is None else b'"event":"%b"' % str(kind.__struct_config__.tag).encode()
     for path in files:
-        for number, line in enumerate(_counted(whole_lines(path), progress), start=1):
+        for number, line in enumerate(whole_lines(path), start=1):
             if tag in line:
                 try:
                     event = event_of(line)
@@ -138,19 +134,6 @@ def read_events(
                     raise ConfigError(f"{path} line {number} {error}") from error
                 if event is not None:
                     yield event
-
-
-def _counted(lines: Iterable[bytes], progress: Callable[[int], None] | None) -> Iterator[bytes]:
-    """The lines; reports about a megabyte of them at a time."""
-    read = 0
-    for line in lines:
-        yield line
-        read += len(line)
-        if progress is not None and read >= _PROGRESS_BYTES:
-            progress(read)
-            read = 0
-    if progress is not None:
-        progress(read)
 
 
 @final
@@ -162,10 +145,10 @@ class Tail:
         self._offset = 0
 
     def new(self) -> Iterator[Event]:
-        """The events since the last call, without damaged lines, which `read_events` reports.
+        """The events since the last call. Damaged lines are skipped; `read_events` reports them.
 
         Raises:
-            ConfigError: The file is no regular file, or cannot be read.
+            ConfigError: The file is not a regular file, or cannot be read.
         """
         if not self._path.exists():
             return
@@ -181,7 +164,7 @@ class Tail:
 
 @final
 class RunTail:
-    """Follows all files of a run directory, also those that are created later."""
+    """Follows all files of a run directory, including those created later."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir

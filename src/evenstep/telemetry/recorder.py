@@ -1,21 +1,20 @@
-"""Where events go: a file of JSON lines per worker or server, Python's logging, or nowhere."""
+"""Recorders of events: a file of JSON lines per worker or server, Python's logging, or nowhere."""
 
 import json
 import logging
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from mmap import mmap
 from pathlib import Path
-from typing import BinaryIO, Final, Literal, Protocol, final
+from typing import Any, BinaryIO, Final, Literal, Protocol, final
 
 import msgspec
 
 from evenstep.core.errors import ConfigError
 from evenstep.telemetry.events import Disturbed, Event, Failed, Planned, RanOutOfMemory, Run
-
-_BLOCK_BYTES: Final = 65536
 
 
 class Recorder(Protocol):
@@ -33,7 +32,7 @@ class Silent:
     """Keeps nothing."""
 
     def takes(self, kind: type[Event]) -> bool:
-        """No."""
+        """Return False."""
         return False
 
     def record(self, event: Event) -> None:
@@ -43,12 +42,22 @@ class Silent:
         """Do nothing."""
 
 
+@contextmanager
+def writing_to(run_dir: Path) -> Iterator[None]:
+    """Make a run directory if it does not exist, for the block to write into; ConfigError if one of both fails."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise ConfigError(f"the run directory {run_dir} cannot be written ({error.strerror}): give another") from error
+
+
 @final
 class JsonlRecorder:
     """Appends one line per event to `RUN_DIR/worker-RANK.jsonl` or `RUN_DIR/server-INDEX.jsonl`.
 
     `last` makes an event that is written when the recorder is closed, or when its process ends without being killed. If
-    a write fails later, on a full disk for example, it warns once and keeps nothing more: the run goes on.
+    a write fails later, for example on a full disk, it warns once and writes nothing more, and the run goes on.
 
     Raises:
         ConfigError: The run directory cannot be written.
@@ -62,21 +71,16 @@ class JsonlRecorder:
         role: Literal["worker", "server"] = "worker",
         last: Callable[[], Event] | None = None,
     ) -> None:
-        try:
-            run_dir.mkdir(parents=True, exist_ok=True)
+        with writing_to(run_dir):
             path = run_dir / f"{role}-{index}.jsonl"
             _cut_incomplete_line(path)
             self._file = path.open("ab")
-        except OSError as error:
-            raise ConfigError(
-                f"the run directory {run_dir} cannot be written ({error.strerror}): give another"
-            ) from error
         self._lost = False
-        # A training script has no place where it would close what `prepare` opened.
+        # Training scripts do not close what `prepare` opened.
         self._finish = weakref.finalize(self, _finish, self._file, last, os.getpid())
 
     def takes(self, kind: type[Event]) -> bool:
-        """All, until a write has failed."""
+        """True for all kinds, until a write has failed."""
         return not self._lost
 
     def record(self, event: Event) -> None:
@@ -108,56 +112,55 @@ def line_of(event: Event) -> bytes:
     """The line of an event in a file."""
     try:
         return _encode(event) + b"\n"
-    except UnicodeEncodeError:  # A text that is no Unicode, such as a file name in an error's message.
+    except UnicodeEncodeError:  # A text that is not valid Unicode, such as a file name in an error's message.
         return json.dumps(msgspec.to_builtins(event), ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
 def _write(file: BinaryIO, event: Event) -> None:
     file.write(line_of(event))
-    file.flush()  # A killed worker leaves complete lines.
+    file.flush()  # So that a killed worker leaves complete lines.
 
 
 def _finish(file: BinaryIO, last: Callable[[], Event] | None, process: int) -> None:
-    # A fork of the process (a data worker) inherits this finalizer, but its end is not the worker's.
+    # A forked process (a data worker) inherits this finalizer, but its end is not the worker's.
     if last is not None and os.getpid() == process:
         with suppress(OSError):
             _write(file, last())
-    with suppress(OSError):  # A full disk: what is written are complete lines.
+    with suppress(OSError):  # On a full disk; the written lines are complete.
         file.close()
 
 
 def _cut_incomplete_line(path: Path) -> None:
-    """Remove a last line that a kill has cut, since a restarted worker would append to it."""
-    if not path.exists():
-        return
-    with path.open("rb+") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end > 0:
-            start = max(0, end - _BLOCK_BYTES)
-            file.seek(start)
-            newline = file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                file.truncate(start + newline + 1)
-                return
-            end = start
-        file.truncate(0)
+    """Remove a last line cut by a kill, because a restarted worker would append to it."""
+    if path.exists() and path.stat().st_size:  # An empty file cannot be mapped.
+        with path.open("rb+") as file:
+            with mmap(file.fileno(), 0) as content:
+                end = content.rfind(b"\n") + 1
+            file.truncate(end)
 
 
-_LEVELS: Final[Mapping[type[Event], int]] = {
-    Run: logging.INFO,
-    Planned: logging.DEBUG,
-    RanOutOfMemory: logging.WARNING,
-    Disturbed: logging.INFO,
-    Failed: logging.ERROR,
+_SHOWN: Final[Mapping[type[Event], tuple[int, Callable[[Any], str]]]] = {
+    Run: (logging.INFO, lambda run: f"{run.scheme} with {run.workers} workers, global batch {run.global_batch_size}"),
+    Planned: (logging.DEBUG, lambda plan: f"sizes from iteration {plan.iteration}: {plan.batch_sizes}"),
+    RanOutOfMemory: (logging.WARNING, lambda event: f"out of memory with a batch of {event.samples} samples"),
+    Disturbed: (
+        logging.INFO,
+        lambda event: (
+            f"emulated slowness from iteration {event.iteration}: {event.factor:g} times its seconds and"
+            f" {event.extra_seconds:g} s more"
+        ),
+    ),
+    Failed: (logging.ERROR, lambda event: f"failed: {event.type}: {event.text}"),
 }
+"""The level and the text of each kind of event that is logged."""
 
 
 @final
 class Logged:
     """Passes every event on, and logs the few that matter to the logger `evenstep`.
 
-    INFO: a worker starts, or is slowed on purpose. DEBUG: sizes change. WARNING: a device runs out
-    of memory. ERROR: an exception ends the script. A script sees them by `logging.basicConfig(level=logging.INFO)`.
+    INFO: a worker starts, or is slowed on purpose. DEBUG: sizes change. WARNING: a device runs out of memory. ERROR: an
+    exception ends the script. `logging.basicConfig(level=logging.INFO)` shows them in a script.
     """
 
     def __init__(self, recorder: JsonlRecorder | Silent, worker: int) -> None:
@@ -166,28 +169,15 @@ class Logged:
         self._worker = worker
 
     def takes(self, kind: type[Event]) -> bool:
-        """Whether events of this kind are kept or shown; others need not be made."""
-        return self._recorder.takes(kind) or (kind in _LEVELS and self._logger.isEnabledFor(_LEVELS[kind]))
+        """True if events of this kind are kept or shown; others need not be made."""
+        return self._recorder.takes(kind) or (kind in _SHOWN and self._logger.isEnabledFor(_SHOWN[kind][0]))
 
     def record(self, event: Event) -> None:
         """Keep one event."""
         self._recorder.record(event)
-        match event:
-            case Run():
-                workers = f"{event.workers} workers, global batch {event.global_batch_size}"
-                self._log(event, f"{event.scheme} with {workers}")
-            case Planned():
-                self._log(event, f"sizes from iteration {event.iteration}: {event.batch_sizes}")
-            case RanOutOfMemory():
-                self._log(event, f"out of memory with a batch of {event.samples} samples")
-            case Disturbed():
-                slower = f"{event.factor:g} times its seconds and {event.extra_seconds:g} s more"
-                self._log(event, f"emulated slowness from iteration {event.iteration}: {slower}")
-            case Failed():
-                self._log(event, f"failed: {event.type}: {event.text}")
-
-    def _log(self, event: Event, text: str) -> None:
-        self._logger.log(_LEVELS[type(event)], "worker %d: %s", self._worker, text)
+        if (shown := _SHOWN.get(type(event))) is not None:
+            level, text = shown
+            self._logger.log(level, "worker %d: %s", self._worker, text(event))
 
     def close(self) -> None:
         """No more events follow."""

@@ -2,7 +2,7 @@
 
 import evenstep.tensorflow
 
-evenstep.tensorflow.init()  # Before anything else of TensorFlow's.
+evenstep.tensorflow.init()  # Before other uses of TensorFlow.
 model, optimizer, dataset = evenstep.tensorflow.prepare(
     model, optimizer, (inputs, labels), global_batch_size=512
 )
@@ -10,6 +10,6 @@ model, optimizer, dataset = evenstep.tensorflow.prepare(
 
 from evenstep.tensorflow.dataset import BalancedDataset
 from evenstep.tensorflow.prepare import prepare
-from evenstep.tensorflow.workers import Workers, init
+from evenstep.tensorflow.workers import Peers, init
 
-__all__ = ["BalancedDataset", "Workers", "init", "prepare"]
+__all__ = ["BalancedDataset", "Peers", "init", "prepare"]

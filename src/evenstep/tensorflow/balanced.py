@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from evenstep.core.errors import ConfigError
 from evenstep.tensorflow.source import Source
-from evenstep.tensorflow.workers import Workers
+from evenstep.tensorflow.workers import Peers
+from evenstep.worker.api.ahead import Ahead, in_thread
 from evenstep.worker.api.balancer import Balancer
 
 if TYPE_CHECKING:
@@ -20,25 +21,29 @@ _NO_STEP: Final = "let the optimizer step once for each batch, with optimizer.ap
 
 @final
 class Balanced:
-    """Connects the batches that are handed out to the steps of the optimizer.
+    """Connects the batches handed out to the optimizer's steps.
 
     Args:
         workers: All workers.
-        balancer: Shares out the samples.
+        balancer: Divides the samples.
         source: The samples.
-        iterations: Those of an epoch.
         scaled: Whether the optimizer scales the loss. An infinity then tells it on every worker to lower the scale.
+        prefetch: Whether the next batch is fetched while this one is computed.
 
     Attributes:
         balancer: As given.
         current: The share of the batch that was handed out last; None before the first.
     """
 
-    def __init__(self, workers: Workers, balancer: Balancer, source: Source, iterations: int, *, scaled: bool) -> None:
+    def __init__(self, workers: Peers, balancer: Balancer, source: Source, *, scaled: bool, prefetch: bool) -> None:
         self.balancer = balancer
-        self.iterations = iterations
         self._workers, self._scaled = workers, scaled
-        self._source = source
+        self._ahead = Ahead(
+            source.batch,
+            in_thread(source.batch) if prefetch else None,
+            leaves=tf.nest.flatten,
+            build=tf.nest.pack_sequence_as,
+        )
         self._epoch: Iterator[Share] = iter(())
         self.current: Share | None = None
         self._due = False
@@ -50,7 +55,8 @@ class Balanced:
         self._due, epoch = False, self.balancer.epoch()
         self._epoch = epoch
         for share in epoch:
-            batch = self._source.batch(share.indices)
+            batch, planned = self._ahead.batch(share.indices), self.balancer.planned
+            self._ahead.plan(None if planned is None else planned.indices)
             self.current, self._due, self._handed = share, True, time.perf_counter()
             yield batch
             if self._due:
@@ -58,31 +64,31 @@ class Balanced:
                     f"a batch was asked for before the step on the last one: {_NO_STEP}, and without prefetch()"
                 )
             if self._epoch is not epoch:
-                return  # It was ended meanwhile.
+                return  # It was ended in the meantime.
 
     def settle(self) -> None:
-        """End an epoch whose last step is done: `fit` counts the batches, and asks for no more than there are."""
-        last = self.current is not None and self.current.iteration == self.iterations - 1
+        """End an epoch after its last step: `fit` counts the batches, and does not ask for one more."""
+        last = self.current is not None and self.current.iteration == self.balancer.iterations - 1
         if last and not self._due:
             next(self._epoch, None)
             self._epoch = iter(())
 
     def combine(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], Any]:
-        """The gradients of the variables to step on, and the weight for `average`.
+        """Return the gradients of the variables to step on, and the weight for `average`.
 
-        They are those of the mean loss over the union batch, from those over this worker's; under `local-sgd` this
-        worker's own. None stays None.
+        From the gradients over this worker's batch, it computes those of the mean loss over the union batch; under
+        `local-sgd` they stay this worker's own. None stays None.
         """
         given = {number: each for number, each in enumerate(gradients) if each is not None}
         sparse = {number: each for number, each in given.items() if isinstance(each, tf.IndexedSlices)}
-        # The shape of a gradient is often not known before it is computed.
+        # The shape of a gradient is often unknown before it is computed.
         dense = {
             number: tf.ensure_shape(tf.convert_to_tensor(each), variables[number].shape)
             for number, each in given.items()
             if number not in sparse
         }
         values = [*dense.values(), *(each.values for each in sparse.values())]
-        # A device finishes the gradients for this, before the time is taken.
+        # This makes a device finish the gradients before the time is taken.
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(each)) for each in values])
         weights = tf.numpy_function(self._exchange, [finite], tf.float64)
         weights.set_shape([2])
@@ -94,7 +100,7 @@ class Balanced:
         return [combined.get(number) for number in range(len(gradients))], weights[1]
 
     def _gathered(self, slices: Any, weight: Any) -> Any:
-        """The slices of all workers, times their weights. Optimizers such as Adam treat them unlike their dense sum."""
+        """The slices of all workers times their weights: optimizers such as Adam treat a dense sum differently."""
         values, shape = _weighted(slices.values, weight), slices.values.shape[1:]
         if self._workers.count == 1 or self.balancer.scheme.period is not None:
             return tf.IndexedSlices(values, slices.indices, slices.dense_shape)
@@ -111,7 +117,7 @@ class Balanced:
         return tf.IndexedSlices(together(values, shape), together(slices.indices), slices.dense_shape)
 
     def _sum(self, tensors: Sequence[Any], weight: Any) -> list[Any]:
-        """The sums over all workers of their tensors times their weights; where that is 0, a NaN counts nothing."""
+        """The sums over all workers of their tensors times their weights; at weight 0, a NaN does not count."""
         sums: dict[int, Any] = {}
         for kind in dict.fromkeys(each.dtype for each in tensors):
             at = [number for number, each in enumerate(tensors) if each.dtype == kind]
@@ -122,7 +128,7 @@ class Balanced:
         return [sums[number] for number in range(len(tensors))]
 
     def average(self, variables: Sequence[Any], weight: Any) -> None:
-        """Set the variables of floating-point numbers to their average over all workers, if the weight is not NaN."""
+        """Set the floating-point variables to their average over all workers, if the weight is not NaN."""
         if self.balancer.scheme.period is None:
             return
         floating = [each for each in variables if tf.as_dtype(each.dtype).is_floating]
@@ -136,13 +142,13 @@ class Balanced:
         tf.cond(tf.math.is_nan(weight), lambda: tf.constant(False), averaged)
 
     def _exchange(self, finite: Any) -> Any:
-        """This worker's gradient is complete: report its time to all workers.
+        """Report this worker's time to all workers, when its gradient is complete.
 
         Returns `Share.weight` and `Share.average`, NaN for None; float64 of shape [2].
         """
         seconds = time.perf_counter() - self._handed
         if self.current is None or not self._due:
-            raise ConfigError(f"the optimizer steps without a batch of the prepared dataset in hand: {_NO_STEP}")
+            raise ConfigError(f"the optimizer steps without a current batch of the prepared dataset: {_NO_STEP}")
         self.balancer.report(seconds, finite=bool(finite) or self._scaled)
         self._due, self.current = False, self.balancer.share
         assert self.current is not None
@@ -151,5 +157,5 @@ class Balanced:
 
 
 def _weighted(tensor: Any, weight: Any) -> Any:
-    """The tensor times the weight; where that is 0, a NaN counts nothing."""
+    """The tensor times the weight; at weight 0, a NaN does not count."""
     return tf.math.multiply_no_nan(tensor, tf.cast(weight, tensor.dtype))

@@ -14,11 +14,11 @@ from evenstep.worker.api.share import Share
 class BalancedDataset(BalancedLoader, tf.data.Dataset):
     """This worker's batches. Each loop over it is the next epoch.
 
-    It hands out one batch at a time, since the size of the next rests on how long this one takes. So it must not be
-    prefetched.
+    It hands out one batch at a time, because the size of the next one depends on how long this one takes. So it must
+    not be prefetched.
 
     Args:
-        spec: Of a batch.
+        spec: The element spec of a batch.
         balanced: Makes the batches of the epochs, one after the other.
     """
 
@@ -36,20 +36,20 @@ class BalancedDataset(BalancedLoader, tf.data.Dataset):
 
     @property
     def element_spec(self) -> Any:
-        """Of a batch of any number of samples."""
+        """The spec of a batch with any number of samples."""
         return self._dataset.element_spec
 
     def cardinality(self, name: str | None = None) -> Any:
         """The iterations of an epoch."""
-        return tf.constant(self._balanced.iterations, tf.int64, name=name)
+        return tf.constant(self._balanced.balancer.iterations, tf.int64, name=name)
 
     @property
     def current(self) -> Share | None:
-        """The share of the batch that was handed out last; if its `samples` are 0, it is a copy of another's sample."""
+        """The share of the last batch handed out; if its `samples` is 0, it is a copy of another worker's sample."""
         return self._balanced.current
 
     def weigh_by(self, count: Any) -> None:
-        """As for any loader; also inside of a `tf.function`."""
+        """Weigh this batch by `count`, also inside a `tf.function`."""
         tf.numpy_function(self._balanced.balancer.weigh_by, [tf.cast(count, tf.float64)], [])
 
     def _settled(self) -> Balancer:

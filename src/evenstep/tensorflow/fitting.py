@@ -1,4 +1,4 @@
-"""`model.fit` and `model.compile` on a prepared dataset: what works, what is refused, and the metrics of an epoch."""
+"""`model.fit` and `model.compile` on a prepared dataset: refused options, and the metrics of an epoch."""
 
 import functools
 import inspect
@@ -9,17 +9,16 @@ import tensorflow as tf
 from evenstep.core.errors import ConfigError
 from evenstep.tensorflow.balanced import Balanced
 from evenstep.tensorflow.dataset import BalancedDataset
-from evenstep.tensorflow.workers import Workers
-from evenstep.worker.api.gather import Gather
+from evenstep.tensorflow.workers import Peers
 
 _NO_MEANS: Final = ("sum", "mean_with_sample_weight")
 
 
-def guard(model: Any, optimizer: Any, workers: Workers, balanced: Balanced, dataset: BalancedDataset) -> None:
-    """Refuse options of `compile` and `fit` that cannot work, and turn XLA off, which Keras chooses unless told not to.
+def guard(model: Any, optimizer: Any, workers: Peers, balanced: Balanced, dataset: BalancedDataset) -> None:
+    """Refuse options of `compile` and `fit` that cannot work, and turn off XLA, which Keras chooses by default.
 
     XLA would compile the step again for each size, and has no kernel for the exchange. A loss with a mask is weighed by
-    what its mask leaves.
+    the number of unmasked elements.
     """
     model.jit_compile = False
     _require_single_steps(getattr(model, "steps_per_execution", 1))
@@ -54,7 +53,7 @@ def guard(model: Any, optimizer: Any, workers: Workers, balanced: Balanced, data
                 " the third of the arrays, (inputs, labels, weights)"
             )
         _require_prepared(model, optimizer)
-        # Whatever x is: map() and others make another dataset of the prepared one.
+        # For any x: map() and others make another dataset from the prepared one.
         given["callbacks"] = [averaged, given.get("callbacks") or []]
         return fitted(*bound.args, **bound.kwargs)
 
@@ -67,20 +66,20 @@ def guard(model: Any, optimizer: Any, workers: Workers, balanced: Balanced, data
         return computed(x, y, y_pred, sample_weight, training)
 
     model.compile, model.fit = compile, fit
-    if type(model).compute_loss is tf.keras.Model.compute_loss:  # A script's own may count otherwise.
+    if type(model).compute_loss is tf.keras.Model.compute_loss:  # A script's own may count differently.
         model.compute_loss = compute_loss
 
 
 def _unmasked(loss: Any, labels: Any, outputs: Any) -> Any:
-    """How many words or pixels the mean of a loss is over; None if there is no mask."""
+    """The number of words or pixels in the mean of a loss; None if there is no mask."""
     ignored = [getattr(each, "ignore_class", None) for each in tf.nest.flatten(loss)]
     masks = [getattr(each, "_keras_mask", None) for each in tf.nest.flatten(outputs)]
     if loss is None or all(each is None for each in [*ignored, *masks]):
         return None
     if len(masks) > 1:
         raise ConfigError(
-            "a mask in one of several outputs gives their losses different counts, and a worker's gradient has one"
-            " weight: add up the losses yourself in train_step, as means over the same, and call dataset.weigh_by"
+            "with a mask the losses of several outputs are means over different counts, and a worker's gradient has one"
+            " weight: write a train_step that divides all of them by one count, and call dataset.weigh_by(count) there"
         )
     counted = tf.ones(tf.shape(labels), tf.bool) if ignored[0] is None else labels != tf.cast(ignored[0], labels.dtype)
     if masks[0] is not None:
@@ -97,7 +96,7 @@ def _require_single_steps(steps_per_execution: Any) -> None:
 
 
 def _require_means(losses: Any) -> None:
-    """Refuse losses that are no mean over the batch: their gradients cannot be weighted by samples."""
+    """Refuse losses that are not means over the batch: their gradients cannot be weighted by samples."""
     for loss in tf.nest.flatten(losses):
         if (reduction := getattr(loss, "reduction", None)) in _NO_MEANS:
             raise ConfigError(
@@ -107,7 +106,7 @@ def _require_means(losses: Any) -> None:
 
 def _require_prepared(model: Any, optimizer: Any) -> None:
     """Refuse another optimizer, which would step on the gradients of this worker alone."""
-    compiled = getattr(model, "optimizer", None)  # Of a model that was not compiled Keras says so itself.
+    compiled = getattr(model, "optimizer", None)  # Keras itself reports a model that was not compiled.
     if compiled not in (None, optimizer) and type(model).train_step is tf.keras.Model.train_step:
         raise ConfigError(
             "the model was compiled with another optimizer than the prepared one, which sums the gradients of all"
@@ -116,7 +115,7 @@ def _require_prepared(model: Any, optimizer: Any) -> None:
 
 
 def _require_common_scale(model: Any, optimizer: Any) -> None:
-    """Refuse that Keras wraps the prepared optimizer, since the wrapper skips a step by one worker's gradients."""
+    """Refuse Keras's wrapper of the prepared optimizer, which would skip a step based on one worker's gradients."""
     prepared = isinstance(optimizer, tf.keras.optimizers.Optimizer)
     scales = isinstance(optimizer, tf.keras.optimizers.LossScaleOptimizer)
     if model.dtype_policy.name == "mixed_float16" and prepared and not scales:
@@ -130,19 +129,19 @@ def _require_common_scale(model: Any, optimizer: Any) -> None:
 class _Averaged(tf.keras.callbacks.Callback):
     """Gives the callbacks behind it the same metrics of an epoch on every worker.
 
-    Otherwise ReduceLROnPlateau and EarlyStopping would decide on the samples of each worker alone. Metrics of training
-    are weighted by the samples of each worker in the epoch, those of validation alike. A metric that only some workers
-    have, such as those that validate, is theirs on all workers.
+    Otherwise ReduceLROnPlateau and EarlyStopping would decide on each worker by its samples alone. Training metrics are
+    weighted by the samples of each worker in the epoch, validation metrics equally. If only some workers have a metric,
+    such as those that validate, all workers get the average of these.
     """
 
-    def __init__(self, workers: Workers, balanced: Balanced) -> None:
+    def __init__(self, workers: Peers, balanced: Balanced) -> None:
         super().__init__()
-        self._gather = Gather(workers.all_gather, rank=workers.rank, workers=workers.count)
+        self._gather = workers.rows.gather
         self._balanced = balanced
         self._samples = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Count the samples from here."""
+        """Start counting samples."""
         self._samples = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -151,7 +150,7 @@ class _Averaged(tf.keras.callbacks.Callback):
         self._samples += self._balanced.current.samples
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Put the averages in the place of this worker's metrics, in the dictionary that all callbacks get."""
+        """Replace this worker's metrics by the averages, in the dictionary that all callbacks get."""
         logs = {} if logs is None else logs
         own = {name: value for name, value in logs.items() if isinstance(value, int | float)}
         records = self._gather.records({"samples": self._samples, "metrics": own})

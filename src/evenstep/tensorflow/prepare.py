@@ -1,8 +1,7 @@
 """`evenstep.tensorflow.prepare`: the line that balances a script."""
 
 import functools
-import os
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import tensorflow as tf
 
@@ -14,9 +13,7 @@ from evenstep.tensorflow.dataset import BalancedDataset
 from evenstep.tensorflow.fitting import guard
 from evenstep.tensorflow.source import Source
 from evenstep.tensorflow.workers import joined
-from evenstep.worker.api.balancer import Balancer
-from evenstep.worker.api.gather import Gather
-from evenstep.worker.common_data import require_common
+from evenstep.worker.api.balanced_loader import LoaderOptions, balance
 
 _PREPARED = "_evenstep_prepared"
 
@@ -28,81 +25,54 @@ def prepare(
     scheme: Scheme | str | None = None,
     *,
     global_batch_size: int,
-    drop_last: bool = False,
-    shuffle: bool = True,
-    seed: int = 0,
-    partition: Literal["common"] | None = None,
-    timeout: float | None = None,
-    smallest_batch: int = 1,
-    largest_batch: int | None = None,
-    run_dir: str | os.PathLike[str] | None = None,
+    prefetch: bool = True,
+    **options: Unpack[LoaderOptions],
 ) -> tuple[Any, Any, BalancedDataset]:
-    """Let all workers train the model on batches that follow their speeds.
+    """Let all workers train the model on batches whose sizes follow their speeds.
 
-    The model and the optimizer come back as they are. The optimizer's `apply`, which `apply_gradients` and `fit` call,
-    sums the gradients of all workers, each weighted by its samples, before it steps. The loss must be a mean over the
-    batch, as Keras's losses are. The weights start as they are on worker 0. Under `local-sgd` each worker steps on its
-    own gradient, and the optimizer averages weights and its state where a period ends.
+    The same model and optimizer are returned. The optimizer's `apply`, which `apply_gradients` and `fit` call, sums the
+    gradients of all workers, each weighted by its samples, before it steps. The loss must be a mean over the batch, as
+    Keras's losses are. All workers start with worker 0's weights. Under `local-sgd` each worker steps on its own
+    gradient, and the optimizer averages weights and its state at the end of a period.
 
     Args:
-        model: A Keras 3 model that is built; compile it before or after this.
-        optimizer: A Keras 3 optimizer, of the model if that is compiled.
+        model: A built Keras 3 model; compile it before or after this.
+        optimizer: A Keras 3 optimizer, the model's own if the model is compiled.
         data: Arrays of equal length, such as `(inputs, labels)`, or an object with `__len__` and a `__getitem__` that
             returns the batch of an array of indices.
-        scheme: As for `evenstep.prepare`; None for that of `evenstep run`, else lb-bsp.
+        scheme: As for `evenstep.prepare`; None for the one of `evenstep run`, else lb-bsp.
         global_batch_size: Samples in one iteration, over all workers.
-        drop_last: As for `evenstep.Balancer`, also the arguments that follow.
-        shuffle: Whether the samples come in a new random order in each epoch.
-        seed: Of that order.
-        partition: "common" leaves out the comparison of a few samples by which workers notice that they have different
-            data.
-        timeout: Seconds that a worker may take from one exchange of all workers to the next, compiling and evaluation
-            included, before the others raise an error that names it; None for that of `evenstep run`, else 300.
-        smallest_batch: The smallest batch that a worker can compute on; 2 for models with batch normalisation.
-        largest_batch: The largest batch that this worker's memory holds, if it is known.
-        run_dir: Folder to which each worker writes its events, for `evenstep report` and `top`.
+        prefetch: Whether the next batch is fetched in a thread while this one is computed. False for data that only one
+            thread may read at a time.
+        options: `timeout`: seconds that a worker may take from one exchange of all workers to the next, compiling and
+            evaluation included, before the others raise an error that names it; by default as `evenstep run` says,
+            else 300. `partition="common"`: skip the comparison of a few samples that shows whether data differ.
+            `drop_last`, `shuffle`, `seed`, `smallest_batch`, `largest_batch` and `run_dir`: as for
+            `evenstep.Balancer`.
 
     Raises:
-        ConfigError: `init` was not called, or something given cannot work on this worker or on another.
-        DisagreementError: The workers were started with different things, or have different data.
+        ConfigError: `init` was not called, or an argument cannot work on this worker or on another.
+        DisagreementError: The workers were started with different arguments, or have different data.
     """
     workers = joined()
-    workers.rows.limit(timeout)
     _require_model(model)
     _require_optimizer(model, optimizer)
-    source = Source(data)
-    arguments: dict[str, Any] = {
-        "rank": workers.rank,
-        "workers": workers.count,
-        "length": source.length,
-        "global_batch_size": global_batch_size,
-        "drop_last": drop_last,
-        "shuffle": shuffle,
-        "seed": seed,
-        "smallest_batch": smallest_batch,
-        "largest_batch": largest_batch,
-        "run_dir": run_dir,
-    }
-    balancer = Balancer(scheme, all_gather=workers.all_gather, averages=True, **arguments)
     optimizer.build(model.trainable_variables)
-    variables = [*model.variables, *optimizer.variables]
-    gather = Gather(workers.all_gather, rank=workers.rank, workers=workers.count)
-    gather.require_same(
-        [
+    source, variables = Source(data), [*model.variables, *optimizer.variables]
+    balancer = balance(
+        workers.rows,
+        scheme,
+        length=source.length,
+        global_batch_size=global_batch_size,
+        layout=[
             f"an optimizer {type(optimizer).__name__}",
             *(f"a weight or state {n}: {each.dtype} {list(each.shape)}" for n, each in enumerate(variables)),
-        ]
+        ],
+        batch_of=lambda at: tf.nest.flatten(source.batch(at)),
+        **options,
     )
-    require_common(
-        lambda indices: tf.nest.flatten(source.batch(indices)),
-        source.length,
-        gather.records,
-        rank=workers.rank,
-        partition=partition,
-    )
-    whole, rest = divmod(source.length, global_batch_size)
     scaled = isinstance(optimizer, tf.keras.optimizers.LossScaleOptimizer)
-    balanced = Balanced(workers, balancer, source, whole + (rest > 0 and not drop_last), scaled=scaled)
+    balanced = Balanced(workers, balancer, source, scaled=scaled, prefetch=prefetch)
     workers.broadcast(variables)
     step = optimizer.apply
 

@@ -1,6 +1,6 @@
 """The samples, by their indices."""
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 import tensorflow as tf
@@ -8,10 +8,12 @@ import tensorflow as tf
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
 from evenstep.core.values import IntArray
+from evenstep.worker.common_data import require_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_PROBES: Final = 8
 _WANTED = (
     "give arrays, as in (inputs, labels), or an object with __len__ and a __getitem__ that returns the batch of an"
     " array of indices"
@@ -20,13 +22,13 @@ _WANTED = (
 
 @final
 class Source:
-    """Samples that can be asked for by their indices.
+    """Samples that are read by their indices.
 
     Args:
         data: Arrays of equal length, in any nest, or an object with `__len__` and `__getitem__(indices)`.
 
     Raises:
-        ConfigError: It is something else.
+        ConfigError: `data` is something else.
     """
 
     def __init__(self, data: object) -> None:
@@ -57,27 +59,27 @@ class Source:
         """The samples with these indices, int64 of shape [rows].
 
         Raises:
-            ConfigError: The data returned something else than arrays with a row for each index.
+            ConfigError: The data did not return arrays with one row per index.
         """
         batch = tf.nest.map_structure(np.asarray, _tuples(self._batch_of(indices)))
-        for each in tf.nest.flatten(batch):
-            if each.shape[:1] != (len(indices),):
-                raise ConfigError(
-                    f"the data returned an array of shape {list(each.shape)} for {len(indices)} indices: let its"
-                    " __getitem__ take an array of indices and return arrays with a row for each of them"
-                )
+        require_rows(tf.nest.flatten(batch), indices)
         return batch
 
     @property
     def spec(self) -> Any:
-        """Of a batch of any number of samples."""
-        return tf.nest.map_structure(
-            lambda each: tf.TensorSpec([None, *each.shape[1:]], each.dtype), self.batch(np.zeros(1, dtype=np.int64))
-        )
+        """The spec of a batch with any number of samples. A dimension in which single samples differ is padded."""
+        at = np.unique(np.linspace(0, self.length - 1, _PROBES, dtype=np.int64))
+        probes = [self.batch(at[number : number + 1]) for number in range(len(at))]
+
+        def spec_of(*alike: Any) -> Any:
+            sizes = zip(*(each.shape[1:] for each in alike), strict=False)
+            return tf.TensorSpec([None, *(one[0] if len(set(one)) == 1 else None for one in sizes)], alike[0].dtype)
+
+        return tf.nest.map_structure(spec_of, *probes)
 
 
 def _tuples(nest: Any) -> Any:
-    """The nest with tuples in the place of lists, which tf.data would take for tensors."""
+    """The nest with tuples instead of lists, which tf.data would treat as tensors."""
     if isinstance(nest, dict):
         return {name: _tuples(part) for name, part in nest.items()}
     if type(nest) in (list, tuple):

@@ -1,4 +1,4 @@
-"""The workers of a run under TensorFlow: who they are, and their collectives."""
+"""The workers of a run under TensorFlow: their addresses and their collectives."""
 
 import json
 import os
@@ -17,21 +17,21 @@ from evenstep.launch.marks import leave_mark
 from evenstep.worker.api.row_exchange import RowExchange
 
 _GROUP: Final = 0x65760000
-"""Keys of groups and of instances are the run's own numbers; TensorFlow's strategies count theirs from 0 and 1."""
+"""Keys of groups and instances start here, away from those of TensorFlow's strategies, which count from 0 and 1."""
 _MAX_GATHERED: Final = 2**18
-"""Elements on all workers of a vector that is gathered and added up, which takes half the messages of a reduction."""
+"""The most elements on all workers of a vector that is gathered and summed, with half the messages of a reduction."""
 
 
 @final
-class Workers:
+class Peers:
     """This process among the workers.
 
-    The collectives have constant keys, so that a function that one worker traces again still meets those of the others.
+    The collectives have constant keys, so that a function that one worker retraces still matches those of the others.
 
     Attributes:
         rank: This worker, 0 to `count` - 1.
         count: The number of workers.
-        rows: What they exchange beside TensorFlow's collectives.
+        rows: Exchanges rows outside of TensorFlow's collectives.
     """
 
     def __init__(self, *, rank: int, count: int, host: str) -> None:
@@ -48,7 +48,7 @@ class Workers:
         self.all_gather = self.rows.all_gather
 
     def sum(self, tensor: Any) -> Any:
-        """The sum of a vector over all workers, in a function or outside of one."""
+        """The sum of a vector over all workers, inside or outside a `tf.function`."""
         if self.count == 1:
             return tensor
         length = tensor.shape[0]
@@ -59,7 +59,7 @@ class Workers:
         return tf.raw_ops.CollectiveReduceV2(merge_op="Add", final_op="Id", **options)
 
     def gather(self, tensor: Any) -> Any:
-        """The vectors of all workers, one after the other; they are of the same length, which need not be constant."""
+        """The concatenated vectors of all workers; they have the same length, which need not be constant."""
         name = tf.strings.join([f"gather {tensor.dtype.name} ", tf.strings.as_string(tf.size(tensor))])
         key = tf.cast(tf.strings.to_hash_bucket_fast(name, 2**31 - 1), tf.int32)
         return tf.raw_ops.CollectiveGatherV2(**self._options(tensor, key))
@@ -68,13 +68,13 @@ class Workers:
         return {
             "input": tensor,
             "group_size": self.count,
-            "group_key": _GROUP + 1 + tensor.dtype.is_integer,  # Integers are on hosts.
+            "group_key": _GROUP + 1 + tensor.dtype.is_integer,  # Integers are kept on hosts.
             "instance_key": key,
             "ordering_token": [],
         }
 
     def broadcast(self, variables: Sequence[Any]) -> None:
-        """Give the variables the values that they have on worker 0."""
+        """Set the variables to their values on worker 0."""
         if self.count == 1:
             return
         for variable in variables:
@@ -84,16 +84,16 @@ class Workers:
                 variable.assign(tf.reshape(first, variable.shape))
 
 
-_joined: Workers | None = None
+_joined: Peers | None = None
 
 
-def init() -> Workers:
+def init() -> Peers:
     """Join the other workers, before TensorFlow makes its first tensor, model or dataset.
 
     The workers are those that TF_CONFIG lists; without it this process trains alone.
 
     Raises:
-        ConfigError: TF_CONFIG cannot work, or the call comes too late.
+        ConfigError: TF_CONFIG is wrong, or the call comes too late.
     """
     global _joined
     if _joined is None:
@@ -101,15 +101,15 @@ def init() -> Workers:
         if len(addresses) > 1:
             leave_mark(LaunchSettings.from_environment(os.environ), rank)
             _connect(len(addresses))
-        _joined = Workers(rank=rank, count=len(addresses), host=addresses[0].rpartition(":")[0].strip("[]"))
+        _joined = Peers(rank=rank, count=len(addresses), host=addresses[0].rpartition(":")[0].strip("[]"))
     return _joined
 
 
-def joined() -> Workers:
-    """What `init` returned.
+def joined() -> Peers:
+    """Return the workers from `init`.
 
     Raises:
-        ConfigError: It was not called.
+        ConfigError: `init` was not called.
     """
     if _joined is None:
         raise ConfigError("call evenstep.tensorflow.init() first, before TensorFlow makes its first tensor or model")
@@ -120,7 +120,7 @@ def read_place(environment: Mapping[str, str]) -> tuple[int, list[str]]:
     """This worker's rank, and the addresses of all workers.
 
     Raises:
-        ConfigError: TF_CONFIG is damaged, or describes other tasks than workers.
+        ConfigError: TF_CONFIG is damaged, or describes tasks that are not workers.
     """
     text = environment.get("TF_CONFIG", "")
     if not text:
@@ -153,14 +153,14 @@ def read_place(environment: Mapping[str, str]) -> tuple[int, list[str]]:
 
 
 def _connect(count: int) -> None:
-    """Let TensorFlow connect the workers; its strategy is needed for nothing else."""
+    """Let TensorFlow connect the workers; its strategy has no other use here."""
     try:
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
     except RuntimeError as error:
         raise ConfigError(
             "evenstep.tensorflow.init() comes too late: call it before TensorFlow makes its first tensor or model"
         ) from error
-    with suppress(ValueError):  # Only the main thread may; what TensorFlow does with SIGTERM would not end a worker.
+    with suppress(ValueError):  # Only the main thread may. TensorFlow's SIGTERM handler would not end a worker.
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     if strategy.num_replicas_in_sync != count:
         raise ConfigError(
@@ -170,5 +170,5 @@ def _connect(count: int) -> None:
 
 
 def _key(kind: str, length: int) -> int:
-    """The same on all workers for the same kind and length, which TensorFlow wants to be constant for a key."""
+    """A key that is the same on all workers for a kind and length, which TensorFlow requires to be constant per key."""
     return zlib.crc32(f"{kind} {length}".encode()) & 0x7FFFFFFF

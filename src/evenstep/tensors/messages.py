@@ -16,21 +16,21 @@ DTYPES: Final = MappingProxyType(
 
 
 def as_message(layout: ShardLayout, buffer: torch.Tensor | memoryview) -> torch.Tensor:
-    """A view of the buffer as bytes; ValueError unless it has `layout.nbytes` contiguous, writable bytes."""
+    """View the buffer as bytes; ValueError unless it has `layout.nbytes` contiguous, writable bytes."""
     message = as_bytes(buffer)
     if message.numel() != layout.nbytes:
-        raise ValueError(f"a buffer of {message.numel()} bytes is no message of this shard: use {layout.nbytes}")
+        raise ValueError(f"a buffer of {message.numel()} bytes is not a message of this shard: use {layout.nbytes}")
     return message
 
 
 def flat_views(layout: ShardLayout, buffer: torch.Tensor | memoryview) -> list[torch.Tensor]:
-    """A one-dimensional view of each block of a message; errors as for `as_message`."""
+    """Make a one-dimensional view of each block of a message; errors as for `as_message`."""
     message = as_message(layout, buffer)
     return [message[block.offset : block.end].view(DTYPES[block.dtype]) for block in layout.blocks]
 
 
 def parameter_views(layout: ShardLayout, buffer: torch.Tensor | memoryview) -> list[torch.Tensor]:
-    """A view of each parameter in a message, contiguous, in the order of `parameters`; errors as for `as_message`."""
+    """View each parameter in a message, contiguous, in the order of `parameters`; errors as for `as_message`."""
     return [
         part.view(parameter.shape)
         for block, flat in zip(layout.blocks, flat_views(layout, buffer), strict=True)
@@ -39,7 +39,7 @@ def parameter_views(layout: ShardLayout, buffer: torch.Tensor | memoryview) -> l
 
 
 def as_bytes(buffer: torch.Tensor | memoryview) -> torch.Tensor:
-    """A view of the buffer as bytes; ValueError unless its bytes are contiguous and writable."""
+    """View the buffer as bytes; ValueError unless its bytes are contiguous and writable."""
     if isinstance(buffer, memoryview):
         if buffer.readonly or not buffer.contiguous:
             raise ValueError("a message must lie in contiguous memory that can be written: give such a memoryview")
@@ -50,13 +50,13 @@ def as_bytes(buffer: torch.Tensor | memoryview) -> torch.Tensor:
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor, without a copy."""
+    """Return the memory of a contiguous CPU tensor, without a copy."""
     return cast("memoryview", memoryview(tensor.numpy()))  # type: ignore[arg-type]
 
 
 @torch.no_grad()
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Tell whether no tensor, or own part of a sharded one, holds a NaN or an infinity; the host waits for it.
+    """True if no tensor, or own part of a sharded one, holds a NaN or an infinity; the host waits for it.
 
     It needs no further memory, unlike `isfinite`. Types of one byte count as finite, since torch does not tell.
     """
@@ -69,7 +69,7 @@ def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def norm_of(part: torch.Tensor) -> float:
-    """The norm of a vector that needs no gradient, in at least float32. It is not finite if an element is not.
+    """Return the norm of a vector that needs no gradient, in at least float32. Not finite if an element is not.
 
     Otherwise it overflows only if float64 does.
     """
@@ -81,7 +81,7 @@ def norm_of(part: torch.Tensor) -> float:
 
 @torch.no_grad()
 def gather(parameters: Sequence[torch.Tensor], views: Sequence[torch.Tensor]) -> None:
-    """Copy the gradients of the parameters into the views, zeros if a parameter has none."""
+    """Copy the gradients of the parameters into the views, or zeros if a parameter has none."""
     absent = [view for parameter, view in zip(parameters, views, strict=True) if parameter.grad is None]
     present = [view for parameter, view in zip(parameters, views, strict=True) if parameter.grad is not None]
     gradients = [_dense(parameter.grad) for parameter in parameters if parameter.grad is not None]

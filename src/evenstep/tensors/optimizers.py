@@ -1,4 +1,4 @@
-"""The element-wise optimizers that a server runs, by name.
+"""The optimizers that a server runs, by name.
 
 A peer cannot send code: a name outside the table must be allowed on the server's own command line.
 """
@@ -30,14 +30,14 @@ OPTIMIZERS: Final = MappingProxyType(
 )
 """The optimizers that every server runs."""
 LOOKS_AHEAD: Final = frozenset({"SGD", "Adam", "AdamW", "RMSprop"})
-"""Those whose momentum `core.sync.rate.look_ahead` describes."""
+"""The optimizers whose momentum `core.sync.rate.look_ahead` describes."""
 
 
 def optimizer_named(name: str, allowed: Collection[str]) -> type[torch.optim.Optimizer]:
-    """The optimizer of this name; `allowed` are names "module.path:Class" beyond the table.
+    """Return the optimizer of this name; `allowed` are names "module.path:Class" beyond the table.
 
     Raises:
-        ConfigError: The name is not allowed, or is not an optimizer's.
+        ConfigError: The name is not allowed, or does not name an optimizer.
     """
     if name in OPTIMIZERS:
         return OPTIMIZERS[name]
@@ -52,5 +52,5 @@ def optimizer_named(name: str, allowed: Collection[str]) -> type[torch.optim.Opt
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"the optimizer {name!r} cannot be imported: {error}; give module.path:Class") from error
     if not isinstance(kind, type) or not issubclass(kind, torch.optim.Optimizer):
-        raise ConfigError(f"{name!r} is no torch optimizer: allow a class that is one")
+        raise ConfigError(f"{name!r} is not a torch optimizer: allow a class that is one")
     return kind

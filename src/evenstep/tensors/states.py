@@ -16,7 +16,7 @@ _LENGTH: Final = struct.Struct("!Q")
 
 
 def encode_states(states: Iterable[tuple[str, State]]) -> list[memoryview]:
-    """The payload, in pieces that view the tensors. Scalar tensors become numbers."""
+    """Encode states as a payload, in pieces that view the tensors. Scalar tensors become numbers."""
     listed: list[list[object]] = []
     pieces: list[memoryview] = []
     for name, state in states:
@@ -33,7 +33,7 @@ def encode_states(states: Iterable[tuple[str, State]]) -> list[memoryview]:
 
 
 def decode_states(payload: bytearray) -> dict[str, dict[str, object]]:
-    """The inverse of `encode_states`, with copies of the tensors; ProtocolError if the payload is malformed."""
+    """Invert `encode_states`, with copies of the tensors; ProtocolError if the payload is malformed."""
     try:
         (length,) = _LENGTH.unpack_from(payload)
         listed: list[Any] = json.loads(bytes(payload[_LENGTH.size : _LENGTH.size + length]))
@@ -58,5 +58,5 @@ def decode_states(payload: bytearray) -> dict[str, dict[str, object]]:
 
 
 def by_shard(states: Mapping[str, State], names: Iterable[Iterable[str]]) -> list[list[tuple[str, State]]]:
-    """The states of each shard's parameters."""
+    """Group the states by the shards of their parameters."""
     return [[(name, states[name]) for name in shard if name in states] for shard in names]

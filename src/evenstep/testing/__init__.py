@@ -1,4 +1,4 @@
-"""Checks for code that plugs into evenstep. Nothing in evenstep itself uses them.
+"""Checks for code that plugs into evenstep, which evenstep itself does not use.
 
 * Authors of an expert, a load policy or a sync policy call the functions of `conformance` in their tests.
 * `watched.Watched` wraps a sync policy and checks each command while a test or a training run drives it.

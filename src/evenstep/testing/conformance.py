@@ -1,4 +1,4 @@
-"""Checks that an expert, a load policy or a sync policy keeps the promises of its interface.
+"""Checks that experts, load policies and sync policies keep the promises of their interfaces.
 
 Each function takes a factory and raises AssertionError if a promise is broken.
 """
@@ -12,8 +12,9 @@ import numpy as np
 
 from evenstep.core.errors import ConfigError, ProtocolError
 from evenstep.core.load.base import LoadPolicy
+from evenstep.core.load.checked import wrong_sizes
 from evenstep.core.load.expert import Expert
-from evenstep.core.sync.base import Command, Push, Regroup, SyncPolicy
+from evenstep.core.sync import Command, Push, Regroup, SyncPolicy
 from evenstep.core.values import UNLIMITED, IntArray, Problem, Reports, State
 from evenstep.testing.watched import Watched
 
@@ -26,10 +27,10 @@ _Event: TypeAlias = Callable[[SyncPolicy], list[Command]]
 
 
 def check_expert(factory: Callable[[int], Expert], *, workers: int = 4) -> None:
-    """Check the promises of an expert, on measurements from tiny to huge and with workers that measure nothing.
+    """Check the promises of an expert, on measurements from tiny to huge and with workers without measurements.
 
     * Once every worker has been measured, its speeds are finite float64 above 0, of shape [workers] or [any, workers].
-    * The same measurements lead to the same speeds, and to ask for them changes nothing.
+    * The same measurements lead to the same speeds, and asking for them changes nothing.
     * Its state survives JSON: an expert that loads it continues bit for bit.
 
     Args:
@@ -96,7 +97,7 @@ def check_sync_policy(factory: Callable[[], SyncPolicy], *, workers: int = 5) ->
     * It keeps each promise that `Watched` checks.
     * An impossible event raises ProtocolError and changes nothing.
     * The same events lead to the same commands.
-    * Its state survives JSON: once all workers have left, a policy that loads it decides as the old one does.
+    * Its state survives JSON: once all workers have left, a policy that loads it decides like the old one.
     * If all running workers keep pushing, no worker starves.
 
     Args:
@@ -134,12 +135,8 @@ def _check_sizes(policy: LoadPolicy, problem: Problem, *, must_succeed: bool) ->
     except ConfigError:
         assert not must_succeed, f"the policy refused {problem}"
         return None
-    assert sizes.dtype == np.int64, f"sizes must be int64, not {sizes.dtype}"
-    assert sizes.shape == problem.minimum.shape, f"{problem.workers} workers got sizes of shape {sizes.shape}"
-    assert int(sizes.sum()) == problem.global_batch_size, f"{sizes} do not sum to {problem.global_batch_size}"
-    assert (sizes >= problem.minimum).all(), f"{sizes} break a minimum of {problem}"
-    assert (sizes <= problem.maximum).all(), f"{sizes} break a maximum of {problem}"
-    assert not (sizes % problem.multiple).any(), f"{sizes} are not multiples of {problem.multiple}"
+    wrong = wrong_sizes(sizes, problem)
+    assert wrong is None, f"the policy gave {wrong}"
     return sizes
 
 
@@ -166,7 +163,7 @@ def _check_same_commands(generator: random.Random, one: Watched, other: SyncPoli
                 continue
             raise AssertionError("a policy must raise ProtocolError if a worker's event is impossible in its state")
         event = _random_event(generator, one, speeds, number, float(now))
-        # A new policy announces its groups at its first event.
+        # A new policy announces its groups at the first event.
         commands, again = (
             [command for command in event(policy) if not isinstance(command, Regroup)] for policy in (one, other)
         )
@@ -177,7 +174,7 @@ def _check_same_commands(generator: random.Random, one: Watched, other: SyncPoli
 def _random_event(
     generator: random.Random, watched: Watched, speeds: Sequence[float], number: int, now: float
 ) -> _Event:
-    """Usually a push of a running worker, more often of a fast one; sometimes a leave or a join."""
+    """Usually a push of a running worker, more often of a fast one; sometimes a worker leaves or joins."""
     joined = sorted({*watched.running, *watched.held})
     absent = [worker for worker in range(len(speeds)) if worker not in joined]
     if absent and (not joined or generator.random() < 0.1):
@@ -189,7 +186,7 @@ def _random_event(
 
 
 def _impossible_events(watched: Watched, workers: int, now: float) -> list[_Event]:
-    """A join of a joined worker, pushes of a held and of an absent worker, and a leave of an absent worker."""
+    """Events in which a joined worker joins, a held and an absent worker push, and an absent worker leaves."""
     joined = {*watched.running, *watched.held}
     absent = [worker for worker in range(workers) if worker not in joined][:1]
     return [

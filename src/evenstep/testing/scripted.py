@@ -1,4 +1,4 @@
-"""A load policy with random batch sizes, to test code whose results must not depend on the sizes."""
+"""A load policy with random batch sizes, to test code whose results must not depend on sizes."""
 
 from dataclasses import dataclass, field
 from typing import final

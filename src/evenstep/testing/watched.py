@@ -17,14 +17,14 @@ class Watched:
 
     Attributes:
         pushes: The number of pushes by worker.
-        held_seconds: How long each worker was held, in total.
+        held_seconds: The total time that each worker was held.
         largest_lead: The largest lead at any release.
     """
 
     def __init__(self, policy: SyncPolicy) -> None:
         self._policy = policy
         self._iterations: dict[int, int] = {}
-        self._bounds: dict[int, int | None] = {}  # Of the running workers, from their releases.
+        self._bounds: dict[int, int | None] = {}  # The bounds of running workers, from their releases.
         self._held_since: dict[int, float] = {}
         self._uncommitted: set[Push] = set()
         self.pushes: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""What a script says that its samples cost."""
+"""The costs of samples, as a script gives them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ from evenstep.schemes import Scheme
 from evenstep.schemes.costs import require_costs
 from evenstep.torch.data.order import EpochOrder
 from evenstep.torch.data.sampling import Positions
-from evenstep.torch.request import Request
+from evenstep.torch.request import RunRequest
 
 _MAX_SERVED: Final = MAX_BYTES // COST_BYTES
-"""The positions whose costs fit into a message."""
+"""The most positions whose costs fit into a message."""
 
 Numbers: TypeAlias = Sequence[float] | npt.NDArray[Any] | torch.Tensor | Callable[[int], float] | str
-"""A number for each sample of a dataset, by index, or a function of an index, or the name of a field of the samples."""
+"""One number per dataset index, a function of an index, or the name of a field of the samples."""
 
 
 @final
@@ -34,7 +34,7 @@ class Padded:
 
     Args:
         lengths: One number above 0 per index of the dataset, a function of an index, or the name of a field.
-        power: 1, or 2 if the time grows with the square, as that of attention over long texts does.
+        power: 1, or 2 if the time grows with the square of the length, as for attention over long texts.
     """
 
     lengths: Numbers
@@ -45,11 +45,11 @@ Cost: TypeAlias = Numbers | Padded
 """The cost of each sample of a dataset in any unit, or lengths."""
 
 
-def costs_of(request: Request, scheme: Scheme, order: EpochOrder) -> Costs | None:
+def costs_of(request: RunRequest, scheme: Scheme, order: EpochOrder) -> Costs | None:
     """The costs of the samples of the request's loader; None if none were given.
 
     Raises:
-        ConfigError: They are no costs of this dataset, or the scheme cannot share samples out by cost.
+        ConfigError: The costs do not fit this dataset, or the scheme cannot divide samples by cost.
     """
     if request.cost is None:
         return None
@@ -78,7 +78,7 @@ def costs_of(request: Request, scheme: Scheme, order: EpochOrder) -> Costs | Non
     return Costs.of(given, length, padded=padded, power=asked.power)
 
 
-def _require_costs_work(request: Request, scheme: Scheme) -> None:
+def _require_costs_work(request: RunRequest, scheme: Scheme) -> None:
     require_costs(scheme)
     if scheme.served is not None and isinstance(request.cost, Padded):
         raise ConfigError(
@@ -88,9 +88,9 @@ def _require_costs_work(request: Request, scheme: Scheme) -> None:
 
 
 def _field(dataset: Any, name: str) -> Any:
-    """The column of that name, if the dataset has columns, as those of Hugging Face have; else a function of an index.
+    """The column of that name if the dataset has columns, as Hugging Face datasets do; else a function of an index.
 
-    The function gets each sample whole, which may take long.
+    The function loads each whole sample, which may take long.
     """
     if name in (getattr(dataset, "column_names", None) or ()):
         return np.asarray(dataset[name])

@@ -1,4 +1,4 @@
-"""Measures a worker whose model is on CUDA: its compute with events in the stream, its memory with the allocator."""
+"""Measures a worker whose model is on CUDA: compute with events in the stream, memory through the allocator."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from evenstep.core.values import Sample
 
 @final
 class CudaMemory:
-    """A CUDA device through PyTorch's allocator, whose free cache counts as free.
+    """The memory of a CUDA device, from PyTorch's allocator; the allocator's unused cache counts as free.
 
     It resets the allocator's peak statistics in every iteration, so a script's own reading of them sees one iteration.
     """
@@ -31,7 +31,7 @@ class CudaMemory:
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def peak_bytes(self, batch_size: int) -> int:
-        """The peak once backward has been launched: the host allocates, whenever the device computes."""
+        """The peak once backward has been launched: the host allocates, no matter when the device computes."""
         return torch.cuda.max_memory_allocated(self._device)
 
 
@@ -40,12 +40,12 @@ _TIMING_EVENT: Final[Callable[[], Event]] = partial(Event, enable_timing=True)
 
 @final
 class DeviceStopwatch:
-    """A `Stopwatch` of pairs of events on the stream that is current at `restart`, read one iteration late.
+    """A `Stopwatch` made of pairs of events on the stream that is current at `restart`, read one iteration late.
 
-    The host launches work without waiting for it, so its clock tells neither when compute ends nor how long the device
-    waits for other workers. The latter is measured by an event after the last pair, which the stream reaches when it
-    may continue with what all workers have computed. The events of an iteration lie ahead of the device when its lap
-    is closed; those of the iteration before have nearly always passed, so reading them does not stall the host.
+    The host launches work without waiting for it, so its clock shows neither when compute ends nor how long the device
+    waits for other workers. The wait is measured by an event after the last pair, which the stream reaches when the
+    result of all workers is there. When the lap of an iteration is closed, the device has not reached its events yet,
+    but it has nearly always passed those of the iteration before, so reading these does not stall the host.
 
     Args:
         event: Makes an event.
@@ -70,11 +70,12 @@ class DeviceStopwatch:
         return self._began is not None
 
     def restart(self) -> None:
-        # Kept from here, since a pause may occur in a stream of communication.
+        # Kept, because a pause may occur while a communication stream is current.
         self._stream = self._current_stream()
         if self._closed is not None:
             self._previous = (*self._closed, self._marks)
-        self._marks, self._began, self._closed = _Marks(), None, None
+        self._marks, self._closed = _Marks(), None
+        self._began = self._mark()
 
     def run(self) -> None:
         if self._began is None:
@@ -92,15 +93,16 @@ class DeviceStopwatch:
         return self._marks.compute_seconds()
 
     def synchronised(self) -> None:
-        """Mark the present end of the stream, which waits there for what all workers have computed."""
+        """Mark the current end of the stream, where it waits for the result of all workers."""
         if self._marks.stretches and self._began is None and self._marks.synchronised is None:
             self._marks.synchronised = self._mark()
 
+    @property
     def synchronised_seconds(self) -> float | None:
         return None if self._previous is None else self._previous[2].synchronised_seconds()
 
     def lap(self, samples: float, passes: int) -> Sample | None:
-        """The iteration before, or None at the first."""
+        """Return the previous iteration, or None at the first."""
         self._closed = (samples, passes)
         if self._previous is None:
             return None
@@ -115,7 +117,7 @@ class DeviceStopwatch:
 
 @dataclass(slots=True)
 class _Marks:
-    """The events of one iteration: stretches of compute, and the end of the synchronisation after the last."""
+    """The events of one iteration: stretches of compute, and the end of the synchronisation after the last one."""
 
     stretches: list[tuple[Event, Event]] = field(default_factory=list)
     synchronised: Event | None = None

@@ -1,9 +1,9 @@
-"""What happens before an exception ends this process: it is recorded, named, and told to the other workers."""
+"""Records an exception that ends this process, names it, and tells the other workers."""
 
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from os import environ
@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from evenstep.core.errors import ConfigError, EvenstepError
 from evenstep.launch.c10d import of_communication, of_data_worker
-from evenstep.telemetry import Recorder, read_events
+from evenstep.telemetry import read_events
 from evenstep.telemetry.events import Failed, RanOutOfMemory
 from evenstep.torch.processes.liveness import Liveness
 from evenstep.worker.hold import EmulatedOutOfMemoryError
@@ -32,7 +32,7 @@ _alive: WeakKeyDictionary[Any, Callable[[Any, BaseException], BaseException]] = 
 
 
 def when_failing(owner: Owner, act: Callable[[Owner, BaseException], BaseException]) -> None:
-    """Call `act(owner, error)` before an exception ends this process, if the owner is alive by then.
+    """Call `act(owner, error)` before an exception ends this process, if the owner is still alive.
 
     The error that it returns is shown instead. `act` must not refer to the owner.
     """
@@ -40,20 +40,15 @@ def when_failing(owner: Owner, act: Callable[[Owner, BaseException], BaseExcepti
     _alive[owner] = act
 
 
-def forget_failing(owner: Any) -> None:
-    """Take back what `when_failing` registered for this owner."""
-    _alive.pop(owner, None)
-
-
 def install_hook() -> None:
-    """From now on, exceptions that end this process pass through here. May be called repeatedly."""
+    """Make exceptions that end this process pass through here. May be called repeatedly."""
     if not isinstance(sys.excepthook, _Hook):
         sys.excepthook = _Hook(sys.excepthook)
 
 
 @final
 class _Hook:
-    """Calls what `when_failing` registered, then the hook before.
+    """Calls the functions registered by `when_failing`, then the previous hook.
 
     If another library has put its hook on top, there may be a second _Hook below that one: it only passes on.
     """
@@ -72,16 +67,11 @@ class _Hook:
             shown = error
             for owner, act in list(_alive.items()):
                 shown = act(owner, shown)
-            report_to_launcher(shown)
+            if "TORCHELASTIC_ERROR_FILE" in environ and isinstance(shown, EvenstepError):
+                get_error_handler().record_exception(shown)  # The launcher repeats it.
             self._before(type(shown), shown, traceback)
         finally:
             _Hook._telling = False
-
-
-def report_to_launcher(error: BaseException, environment: Mapping[str, str] = environ) -> None:
-    """Write an evenstep error into the error file that torchrun gives each worker, so that the launcher repeats it."""
-    if "TORCHELASTIC_ERROR_FILE" in environment and isinstance(error, EvenstepError):
-        get_error_handler().record_exception(error)
 
 
 @final
@@ -89,24 +79,25 @@ def report_to_launcher(error: BaseException, environment: Mapping[str, str] = en
 class RunEnd:
     """Called with an error that ends this process before the run is over: records it, names it, tells the others.
 
-    `device` identifies this worker's device, and `advice` says what to do if its memory was too small. `liveness` tells
-    the other workers, if there are any.
+    `device` identifies this worker's device, and `advice` says what to do if its memory was too small. `liveness`, if
+    there are other workers, tells them.
     """
 
-    recorder: Recorder
     device: str
     advice: str
     liveness: Liveness | None
 
-    def __call__(self, balancer: Tracker, error: BaseException) -> BaseException:
-        if balancer.closed:
+    def __call__(self, tracker: Tracker, error: BaseException) -> BaseException:
+        if tracker.summary is not None:
+            tracker.summary.drop()
+        if tracker.closed:
             return error
-        error = self._named(balancer, error)
-        now, kind, text = balancer.iteration, type(error).__name__, first_line(error)
+        error = self._named(tracker, error)
+        now, kind, text = tracker.iteration, type(error).__name__, _first_line(error)
         with suppress(OSError):  # A full disk must not hide the error.
-            self.recorder.record(
+            tracker.recorder.record(
                 Failed(
-                    worker=balancer.workers.rank,
+                    worker=tracker.workers.rank,
                     iteration=-1 if now is None else now.number,
                     at=time.perf_counter(),
                     type=kind,
@@ -115,37 +106,35 @@ class RunEnd:
             )
         if self.liveness is not None:
             said = ": ".join(filter(None, (kind, text)))
-            self.liveness.tell(
-                f"worker {balancer.workers.rank} ended with {said}: look at its output, then start again"
-            )
+            self.liveness.tell(f"worker {tracker.workers.rank} ended with {said}: look at its output, then start again")
         return error
 
-    def _named(self, balancer: Tracker, error: BaseException) -> BaseException:
-        """An error of communication, of a data worker, or of memory while this worker computed, named; others as is."""
+    def _named(self, tracker: Tracker, error: BaseException) -> BaseException:
+        """Name an error of communication, of a data worker, or of memory during compute; return others unchanged."""
         if (
             self.liveness is not None
             and isinstance(error, RuntimeError)
             and (of_communication(error) or of_data_worker(error))
         ):
-            return _caused(self.liveness.lost(error, time.sleep), error)
-        now = balancer.iteration
+            return _caused(self.liveness.lost(error), error)
+        now = tracker.iteration
         memory = isinstance(error, torch.OutOfMemoryError | EmulatedOutOfMemoryError)
         if now is None or now.paused is not None or not memory:
             return error
         size, load = len(now.piece.positions), math.ceil(now.amounts[-1])
-        self.recorder.record(
+        tracker.recorder.record(
             RanOutOfMemory(
-                worker=balancer.workers.rank,
+                worker=tracker.workers.rank,
                 iteration=now.number,
                 at=time.perf_counter(),
                 device=self.device,
                 samples=load,
-                largest_run=balancer.largest_run,
+                largest_run=0 if tracker.meter.memory is None else tracker.meter.memory.largest_run,
             )
         )
         cost = "" if now.costs is None else f" that cost as much as {load} average ones"
         named = OutOfMemoryError(
-            f"worker {balancer.workers.rank} ran out of memory with a batch of {size} samples{cost}: {self.advice}"
+            f"worker {tracker.workers.rank} ran out of memory with a batch of {size} samples{cost}: {self.advice}"
         )
         return _caused(named, error)
 
@@ -155,7 +144,7 @@ def _caused(error: EvenstepError, cause: BaseException) -> EvenstepError:
     return error
 
 
-def first_line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     """The first line of the error's text, shortened if it is long."""
     line = str(error).strip().partition("\n")[0]
     return line if len(line) <= _MAX_LETTERS else line[: _MAX_LETTERS - 3] + "..."
@@ -169,18 +158,18 @@ class OutOfMemoryError(EvenstepError, MemoryError):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """The smallest batch that a device could not hold, and the largest smaller one that had run; 0 if none had."""
+    """The smallest batch that a device could not hold, and the largest smaller one that ran; 0 if none did."""
 
     samples: int
     largest_run: int
 
 
 def read_failure(run_dir: Path, device: str) -> Failure | None:
-    """What this device could not hold in earlier runs into this folder; None if it held everything."""
+    """The failure of this device in earlier runs with this folder; None if there was none."""
     try:
         events = list(read_events(run_dir, kind=RanOutOfMemory))
     except ConfigError:
-        return None  # A new folder, or a damaged one, which others report.
+        return None  # A new folder, or a damaged one, which is reported elsewhere.
     mine = [event for event in events if isinstance(event, RanOutOfMemory) and event.device == device]
     if not mine:
         return None

@@ -1,7 +1,8 @@
-"""Gathers rows of batches whose sizes differ, for losses that compare samples of all workers."""
+"""Gathers rows of batches with different sizes, for losses that compare samples of all workers."""
 
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import signature
 from typing import Any, Final, cast, final
@@ -13,13 +14,20 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
 from evenstep.torch.data.metrics import rows_of_all
 from evenstep.torch.engines.engine import Engine
-from evenstep.torch.processes.workers import Workers, gather
+from evenstep.torch.processes.workers import gather
 
 _GATHERS: Final = ("all_gather", "all_gather_into_tensor")
+_COLLECTIVES: Final = (
+    *_GATHERS,
+    *("all_gather_object", "all_reduce", "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object"),
+    *("reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list"),
+    "_broadcast_coalesced",  # For buffers, in a forward pass of DistributedDataParallel.
+)
+"""Collectives that a step may wait in. evenstep's own use separate groups."""
 
 
 def _nothing() -> Engine | None:
-    """What runs before anything does."""
+    """Stands for the running engine when there is none."""
     return None
 
 
@@ -29,8 +37,8 @@ _running: Callable[[], Engine | None] = _nothing
 def all_gather(tensor: torch.Tensor) -> torch.Tensor:
     """The rows of all workers' tensors, differentiable, for contrastive losses. All workers must call it together.
 
-    With it a loss over all rows, or the mean over a worker's own rows of a loss against all, trains as on the union
-    batch, whatever the sizes are. A worker's rows begin at `loader.current.sizes[:rank].sum()`.
+    With it, a loss over all rows, or the mean over a worker's own rows of a loss against all rows, trains as on the
+    union batch, for any sizes. A worker's rows begin at `loader.current.sizes[:rank].sum()`.
 
     Args:
         tensor: Shape [rows, ...] of this worker's batch, such as the features of its samples, or of two views of each.
@@ -39,8 +47,8 @@ def all_gather(tensor: torch.Tensor) -> torch.Tensor:
         Shape [rows of all workers, ...], in the order of the workers. Copies of other workers' samples are left out.
 
     Raises:
-        ConfigError: No batch of a prepared loader is in hand, workers do not wait for each other in each iteration, or
-            their rows differ in shape or dtype.
+        ConfigError: There is no current batch of a prepared loader, workers do not wait for each other in each
+            iteration, or their rows differ in shape or dtype.
     """
     engine = _running()
     batch = None if engine is None else engine.hand_outs.in_hand
@@ -54,50 +62,52 @@ def all_gather(tensor: torch.Tensor) -> torch.Tensor:
     own = tensor if batch.piece.samples else tensor[:0]
     if engine.workers.count == 1:
         return own
-    return cast("torch.Tensor", _Rows.apply(own, engine.workers, batch.weight))  # type: ignore[no-untyped-call]
+    return cast("torch.Tensor", _Rows.apply(own, engine, batch.weight))  # type: ignore[no-untyped-call]
 
 
 @final
 class _Rows(torch.autograd.Function):
-    """A gather whose backward weighs what workers' losses ask of a row as their gradients are weighed.
+    """A gather whose backward weighs each worker's gradient at a row by the weight of that worker's loss.
 
-    The workers' losses L_i count w_i, so the gradient at a row of worker j is the sum of w_i dL_i. Its own gradient
-    counts w_j in the end, so it is divided by that.
+    Worker i's loss L_i has weight w_i, so the gradient at a row of worker j is the sum of w_i dL_i. Worker j's gradient
+    is multiplied by w_j later, so it is divided by w_j here.
     """
 
     @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, workers: Workers, weight: float) -> torch.Tensor:
-        rows = rows_of_all(workers, own)
-        start = sum(map(len, rows[: workers.rank]))
-        ctx.of = workers, weight, slice(start, start + len(own))
+    def forward(ctx: Any, own: torch.Tensor, engine: Engine, weight: float) -> torch.Tensor:
+        with engine.meeting():
+            rows = rows_of_all(engine.workers, own)
+        start = sum(map(len, rows[: engine.workers.rank]))
+        ctx.of = engine, weight, slice(start, start + len(own))
         return torch.cat(rows)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        workers, weight, mine = ctx.of
+        engine, weight, mine = ctx.of
         total = gradient * weight
-        dist.all_reduce(total, group=workers.device_group)
+        with engine.meeting():
+            dist.all_reduce(total, group=engine.workers.device_group)
         return total[mine] / (weight or 1.0), None, None
 
 
 @final
-class GatherGuard:
-    """While a run goes on, refuses a script's own gather of tensors whose shapes differ between workers.
+class ScriptCollectives:
+    """Wraps the script's own collectives during a run, so that waiting in them does not count as compute.
 
-    PyTorch ends the process for it on hosts, without a sentence. Workers compare shapes in iterations with unlike sizes
-    alone, and where all of them gather.
+    A gather of tensors whose shapes differ between workers is refused, because on hosts PyTorch would abort the process
+    without a message. Workers compare shapes only in iterations with unequal sizes, and where all of them gather.
     """
 
     def __init__(self, engine: Engine) -> None:
         global _running
         self._engine: Callable[[], Engine | None] = weakref.ref(engine)
         _running = self._engine
-        self._usual = {name: getattr(dist, name) for name in _GATHERS}
+        self._usual = {name: getattr(dist, name) for name in _COLLECTIVES}
         for name, function in self._usual.items():
             setattr(dist, name, self._guarded(function))
 
     def remove(self) -> None:
-        """From now on gathers are PyTorch's own, also where another guard was put on top of this one."""
+        """Restore PyTorch's own, even if another run has put its wrappers on top of these."""
         self._engine = _nothing
         for name, function in self._usual.items():
             if getattr(getattr(dist, name), "__wrapped__", None) is function:
@@ -105,19 +115,24 @@ class GatherGuard:
 
     def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
-        def gathered(*args: Any, **kwargs: Any) -> Any:
-            engine, given = self._engine(), signature(function).bind_partial(*args, **kwargs).arguments
-            tensor = given.get("tensor", given.get("input_tensor"))
-            of_all = given.get("group") in (None, dist.group.WORLD)
-            if engine is not None and of_all and isinstance(tensor, torch.Tensor):
-                _require_alike(engine, tensor)
-            return function(*args, **kwargs)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            engine = self._engine()
+            if engine is None or kwargs.get("group", 0) in (engine.workers.host_group, engine.workers.device_group):
+                return function(*args, **kwargs)
+            if function.__name__ in _GATHERS:
+                _require_alike(engine, signature(function).bind_partial(*args, **kwargs).arguments)
+            if kwargs.get("async_op") or threading.current_thread() is not threading.main_thread():
+                return function(*args, **kwargs)  # The script computes meanwhile.
+            with engine.tracker.interrupted():
+                return function(*args, **kwargs)
 
-        return gathered
+        return called
 
 
-def _require_alike(engine: Engine, tensor: torch.Tensor) -> None:
-    batch, workers = engine.hand_outs.in_hand, engine.workers
+def _require_alike(engine: Engine, given: Mapping[str, Any]) -> None:
+    batch, workers, tensor = engine.hand_outs.in_hand, engine.workers, given.get("tensor", given.get("input_tensor"))
+    if given.get("group") not in (None, dist.group.WORLD) or not isinstance(tensor, torch.Tensor):
+        return
     if batch is None or batch.closed or len(set(batch.share.sizes.tolist())) == 1:
         return
     if workers.given_group is not None or workers.count != dist.get_world_size():

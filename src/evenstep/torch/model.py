@@ -1,8 +1,8 @@
-"""The model that comes back from `prepare`: one wrapper, whatever the scheme and the number of workers."""
+"""The model that `prepare` returns: the same wrapper for every scheme and number of workers."""
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Final, Self, final
@@ -28,9 +28,9 @@ _IGNORED: Final = "_ddp_params_and_buffers_to_ignore"
 
 
 def _uncompiled(method: Any) -> Any:
-    """A function that the compiler leaves out, with all that it calls.
+    """Exclude a function, and all that it calls, from compilation.
 
-    That is `torch.compiler.disable`, whose wrapper asks a dozen questions, also where nothing is compiled.
+    Used instead of the wrapper of `torch.compiler.disable`, which makes a dozen checks even if nothing is compiled.
     """
     apart: Any = torch.compiler.disable(method)  # type: ignore[no-untyped-call]
 
@@ -44,81 +44,89 @@ def _uncompiled(method: Any) -> Any:
 class PreparedModel(DistributedDataParallel):
     """Calls the user's model, `module`, so that its gradients are synchronised.
 
-    Its `state_dict` has DistributedDataParallel's keys (`module.` before each), with one worker too. A forward pass
-    without gradients involves no other worker, so a single worker may evaluate. A copy of it, or one that was pickled,
-    is the user's model alone and synchronises nothing.
+    Its `state_dict` has DistributedDataParallel's keys (`module.` before each), even with one worker. A forward pass
+    without gradients involves no other worker, so a single worker may evaluate. A copied or unpickled one is only the
+    user's model and synchronises nothing.
 
-    It is a DistributedDataParallel to other people's code, which then does not wrap it again.
+    It subclasses DistributedDataParallel so that other libraries do not wrap it again.
 
     Attributes:
         strayed: Whether it has had a forward pass for training before the session started.
     """
 
     module: torch.nn.Module
-    _replica: DistributedDataParallel | None
-    _engine: Engine | None
-    _index: int
-    _accumulating: Callable[[], bool] | None
-    _compiled: bool
-    _batch: HandedOut | None
-    _leave: list[Callable[[], object]]
-    _released: bool
+    strayed = False
+    _compiled = False
+    # The rest is of one run, and is not copied or pickled.
+    _replica: DistributedDataParallel | None = None
+    _engine: Engine | None = None
+    _index = 0
+    _accumulating: Callable[[], bool] = staticmethod(lambda: False)
+    _batch: HandedOut | None = None
+    _waits = False
+    _leave: Sequence[Callable[[], object]] = ()
+    _released = False
 
     def __init__(self, module: torch.nn.Module) -> None:
         torch.nn.Module.__init__(self)
         self.module = module
-        self._replica = None
-        self._engine = None
-        self._index = 0
-        self._accumulating = None
-        self._compiled = False
-        self.strayed = False
-        self._batch = None
-        self._leave = []
-        self._released = False
         self.training = module.training
 
     def bind(
-        self, replica: DistributedDataParallel | None, engine: Engine, index: int, accumulating: Callable[[], bool]
+        self,
+        model: torch.nn.Module,
+        engine: Engine,
+        index: int,
+        *,
+        comm_hook: CommHook | None,
+        accumulating: Callable[[], bool],
     ) -> None:
-        """From now on synchronise gradients through this engine."""
-        # Not registered as a submodule: the state dict must hold the parameters once.
-        object.__setattr__(self, "_replica", replica)
-        self._engine = engine
-        self._index = index
-        self._accumulating = accumulating
-        self._compiled = is_compiled(self.module)
-        if replica is not None and not self._leave:
-            replica.train(self.training)  # type: ignore[no-untyped-call]
+        """Synchronise the gradients of the script's model through this engine from now on.
+
+        If several workers sum gradients, this is done by DistributedDataParallel, the script's own if it gave one.
+        `accumulating` says whether gradients wait for more micro-batches.
+
+        Raises:
+            ConfigError: The model already has a communication hook.
+        """
+        module, replica = self.module, None
+        if is_sharded(module):
+            from evenstep.torch.engines.sharded import weigh_shards
+
+            assert isinstance(engine, CollectiveEngine)
+            weigh_shards(module, engine, index)
+        elif isinstance(engine, CollectiveEngine) and engine.workers.count > 1:
+            replica = model if isinstance(model, DistributedDataParallel) else _replica(module, engine.workers)
+            _register_hook(replica, engine, index, comm_hook)
+            if not self._leave:
+                replica.train(self.training)  # type: ignore[no-untyped-call]
+        module.__dict__[_PREPARED] = id(module)
+        # `_replica` is not registered as a submodule: the state dict must hold the parameters once.
+        self.__dict__.update(
+            _replica=replica,
+            _engine=engine,
+            _index=index,
+            _accumulating=accumulating,
+            _compiled=is_compiled(module),
+        )
 
     def follow(self, replica: DistributedDataParallel) -> None:
-        """The script calls its own DistributedDataParallel, which stays what it is."""
+        """Follow the script's own DistributedDataParallel, which the script calls and which is not changed."""
         replica.__dict__[_IGNORED] = _RefusesWrapping()
-        self._leave = [
+        self._leave = (
             replica.register_forward_pre_hook(self._before_forward, with_kwargs=True).remove,
             replica.register_forward_hook(self._after_forward).remove,
             lambda: replica.__dict__.pop(_IGNORED, None),
-        ]
+        )
 
     def release(self) -> None:
-        """From now on only call the user's model, with a warning at the first forward pass for training."""
-        self._released = True
+        """Only call the user's model from now on, with a warning at the first forward pass for training."""
         for leave in self._leave:
             leave()
-        self._leave = []
-        object.__setattr__(self, "_replica", None)
-        self._engine = None
+        self.__dict__.update(_replica=None, _engine=None, _leave=(), _released=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        unbound: dict[str, Any] = {
-            "_replica": None,
-            "_engine": None,
-            "_accumulating": None,
-            "_batch": None,
-            "_leave": [],
-            "_released": False,
-        }
-        return {**self.__dict__, **unbound}
+        return {name: value for name, value in self.__dict__.items() if name not in _OF_RUN}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         torch.nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
@@ -129,20 +137,18 @@ class PreparedModel(DistributedDataParallel):
 
     @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call, untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The user's model's output."""
+        """Return the output of the user's model."""
         if self._engine is None or not torch.is_grad_enabled():
             self.strayed |= torch.is_grad_enabled()
             self._warn_if_released()
             return self.module(*args, **kwargs)
-        batch, waits = _begins_uncompiled(self, self._engine, args, kwargs)
+        self._before_forward(self, args, kwargs)
+        batch = self._batch
         try:
-            if not waits:
+            with self.no_sync() if self._waits else nullcontext():
                 outputs = (self._replica or self.module)(*args, **kwargs)
-            else:
-                with self.no_sync():
-                    outputs = (self._replica or self.module)(*args, **kwargs)
         except RuntimeError as error:
-            # DistributedDataParallel communicates here, too: it orders its buckets again, and may broadcast buffers.
+            # DistributedDataParallel communicates here, too: it reorders its buckets, and may broadcast buffers.
             if self._replica is None or not of_communication(error):
                 raise
             raise self._engine.explained(error) from error
@@ -156,53 +162,49 @@ class PreparedModel(DistributedDataParallel):
             warnings.warn(
                 "this model is of a run that was closed, so evenstep no longer synchronises its gradients: call prepare"
                 " again, or train your own model",
-                stacklevel=6,  # Beyond frames of torch, whose number varies.
+                stacklevel=6,  # Above torch's frames, whose number varies.
             )
 
     @_uncompiled
     def _before_forward(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        batch = None
-        if self._engine is None:
+        """Begin a forward pass: note its batch, and whether its backward waits for further micro-batches."""
+        engine, batch, waits = self._engine, None, False
+        if engine is None:
             self.strayed |= torch.is_grad_enabled()
         elif torch.is_grad_enabled():
-            batch, _waits = self._begins(self._engine, args, kwargs)
-        self.__dict__["_batch"] = batch  # A Module asks many questions about each attribute that is set.
+            batch = engine.forward_begins(self._index, (args, kwargs) if kwargs else args)
+            if self._compiled and batch is not None:
+                _mark_dynamic((args, kwargs), length=len(batch.piece.positions))
+            waits = engine.accumulates and not engine.synchronises
+            reduces = not waits and (self._replica is None or self._replica.require_backward_grad_sync)
+            engine.reduction_begins(self._index, synchronises=reduces)
+        self.__dict__.update(_batch=batch, _waits=waits)  # Setting an attribute of a Module is slow.
 
     @_uncompiled
     def _after_forward(self, _: torch.nn.Module, __: tuple[Any, ...], outputs: Any) -> None:
         if self._engine is not None:
-            self._engine.forward_ends(self._index, self._batch, outputs)
-            self._engine.loss_begins()
-
-    def _begins(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[HandedOut | None, bool]:
-        """The batch of this forward pass, and whether its backward waits for further micro-batches."""
-        batch = engine.forward_begins(self._index, (args, kwargs) if kwargs else args)
-        if self._compiled and batch is not None:
-            _mark_dynamic((args, kwargs), length=len(batch.piece.positions))
-        waits = not engine.synchronises
-        engine.reduction_begins(self._index, synchronises=self.require_backward_grad_sync and not waits)
-        return batch, waits
+            self._engine.forward_ends(self._index, self._batch, outputs, communicates=True)
 
     def backward_begins(self, called: torch.nn.Module) -> None:
-        """As `Session.backward_begins`; `called` is what the script calls, this or its DistributedDataParallel."""
+        """Like `Session.backward_begins`; the script calls `called`, this model or its own DistributedDataParallel."""
         if self._engine is not None:
             self._engine.reduction_begins(self._index, synchronises=bool(called.require_backward_grad_sync))
 
     def train(self, mode: bool = True) -> Self:
-        """As `torch.nn.Module.train`."""
+        """Like `torch.nn.Module.train`."""
         torch.nn.Module.train(self, mode)
         if self._replica is not None:
             self._replica.train(mode)  # type: ignore[no-untyped-call]
         return self
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As `torch.nn.Module.zero_grad`; does nothing while gradients wait for more micro-batches and a step."""
-        if self._accumulating is None or not self._accumulating():
+        """Like `torch.nn.Module.zero_grad`; does nothing while gradients wait for more micro-batches and a step."""
+        if not self._accumulating():
             torch.nn.Module.zero_grad(self, set_to_none=set_to_none)
 
     @property
     def require_backward_grad_sync(self) -> bool:
-        """As `DistributedDataParallel`'s, for scripts that set it instead of using `no_sync`."""
+        """Like `DistributedDataParallel`'s, for scripts that set it instead of using `no_sync`."""
         return self._replica is None or self._replica.require_backward_grad_sync
 
     @require_backward_grad_sync.setter
@@ -222,25 +224,25 @@ class PreparedModel(DistributedDataParallel):
             raise
 
     def no_sync(self) -> AbstractContextManager[None]:  # type: ignore[override]
-        """Inside, backward accumulates local gradients only; as `DistributedDataParallel.no_sync`."""
+        """Inside, backward only accumulates local gradients, like `DistributedDataParallel.no_sync`."""
         return nullcontext() if self._replica is None else self._replica.no_sync()
 
     def join(self, *_: Any, **__: Any) -> AbstractContextManager[None]:
-        """Nothing to do: every worker takes the same number of iterations."""
+        """Do nothing: every worker takes the same number of iterations."""
         return nullcontext()
 
     def join_hook(self, **_: Any) -> JoinHook:
-        """As `join`, for `torch.distributed.algorithms.Join`."""
+        """Like `join`, for `torch.distributed.algorithms.Join`."""
         return JoinHook()
 
     @property
     def join_device(self) -> torch.device:
-        """As `DistributedDataParallel`'s."""
+        """Like `DistributedDataParallel`'s."""
         return device_of(self.module)
 
     @property
     def join_process_group(self) -> Any:
-        """The default group, where workers that have left a loop count each other."""
+        """The default group, in which workers that have left a loop count each other."""
         return torch.distributed.group.WORLD
 
     def register_comm_hook(self, state: object, hook: object) -> None:
@@ -254,12 +256,14 @@ class PreparedModel(DistributedDataParallel):
         )
 
 
-_begins_uncompiled: Final = _uncompiled(PreparedModel._begins)
+_OF_RUN: Final = frozenset(
+    {"_replica", "_engine", "_index", "_accumulating", "_batch", "_waits", "_leave", "_released"}
+)
 
 
 @final
 class _RefusesWrapping:
-    """Stands where DistributedDataParallel looks up the parameters that it leaves out of a model given to it."""
+    """Stored where DistributedDataParallel looks up which parameters of a given model to ignore."""
 
     def __iter__(self) -> Iterator[str]:
         raise ConfigError(
@@ -271,40 +275,8 @@ class _RefusesWrapping:
         return tuple, ()  # A copy synchronises nothing, so it may be wrapped.
 
 
-def bind(
-    prepared: PreparedModel,
-    model: torch.nn.Module,
-    engine: Engine,
-    index: int,
-    *,
-    comm_hook: CommHook | None,
-    accumulating: Callable[[], bool],
-) -> None:
-    """Bind the wrapper of a model to an engine, over DistributedDataParallel if several workers sum gradients.
-
-    `accumulating` says whether gradients wait for more micro-batches.
-
-    Raises:
-        ConfigError: The model already has a communication hook.
-    """
-    module = unwrapped(model)
-    replica = None
-    if is_sharded(module):
-        from evenstep.torch.engines.sharded import weigh_shards
-
-        assert isinstance(engine, CollectiveEngine)
-        weigh_shards(module, engine, index)
-    elif isinstance(engine, CollectiveEngine) and engine.workers.count > 1:
-        replica = model if isinstance(model, DistributedDataParallel) else _replica(module, engine.workers)
-        _register_hook(replica, engine, index, comm_hook)
-        if comm_hook is None and replica.gradient_as_bucket_view:
-            engine.weigh_on_the_way(index, replica)
-    module.__dict__[_PREPARED] = id(module)
-    prepared.bind(replica, engine, index, accumulating)
-
-
 def forget(model: torch.nn.Module) -> None:
-    """The model may be prepared again."""
+    """Allow the model to be prepared again."""
     unwrapped(model).__dict__.pop(_PREPARED, None)
     if isinstance(model, DistributedDataParallel) and (reduction := _REDUCTIONS.get(model)) is not None:
         reduction.by = None
@@ -312,7 +284,7 @@ def forget(model: torch.nn.Module) -> None:
 
 @final
 class _Reduction:
-    """What the communication hook of a DistributedDataParallel does, which cannot be removed; None: as without it."""
+    """The action of a DistributedDataParallel's communication hook, which cannot be removed; None: as without it."""
 
     def __init__(self) -> None:
         self.by: Callable[[GradBucket], Reduced] | None = None
@@ -359,35 +331,35 @@ def _replica(module: torch.nn.Module, workers: Workers) -> DistributedDataParall
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """The model without DistributedDataParallel around it."""
+    """The model inside a DistributedDataParallel, or the model itself."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def was_prepared(model: torch.nn.Module) -> bool:
-    """Whether `prepare` has wrapped it; a deep copy of a prepared model has not been wrapped itself."""
+    """True if `prepare` has wrapped the model; a deep copy of a prepared model does not count."""
     module = unwrapped(model)
     return bool(module.__dict__.get(_PREPARED) == id(module))
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
-    """Whether FSDP2's `fully_shard` was applied to it, or to anything in it."""
-    # Importing this takes a second; a script with a sharded model has imported it.
+    """True if FSDP2's `fully_shard` was applied to the model or any part of it."""
+    # Importing this takes a second, and a script with a sharded model has already imported it.
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and any(isinstance(each, fsdp.FSDPModule) for each in model.modules())
 
 
 def device_of(model: torch.nn.Module) -> torch.device:
-    """Where the model's parameters are."""
+    """The device of the model's parameters."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def needed_batch(model: torch.nn.Module) -> int:
-    """The smallest batch that training needs: BatchNorm refuses 1, and a compiled model makes another graph for 1."""
+    """The smallest batch for training: BatchNorm refuses 1, and a compiled model makes a separate graph for 1."""
     return 2 if is_compiled(model) or any(isinstance(module, _BatchNorm) for module in model.modules()) else 1
 
 
 def is_compiled(model: torch.nn.Module) -> bool:
-    """Whether the model, or a part of it, is compiled: by `torch.compile(model)` or by `model.compile()`."""
+    """True if the model or a part of it is compiled, by `torch.compile(model)` or `model.compile()`."""
     return any(
         isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None
         for module in model.modules()
@@ -395,9 +367,9 @@ def is_compiled(model: torch.nn.Module) -> bool:
 
 
 def _mark_dynamic(inputs: Any, *, length: int) -> None:
-    """Tell the compiler that the first axis of the tensors of a batch of this length will change.
+    """Tell the compiler that the first axis of tensors in a batch of this length will change.
 
-    The compiler only finds out after it has compiled for the first size, and not at all with `dynamic=False`.
+    By itself the compiler only notices after it has compiled for the first size, and not at all with `dynamic=False`.
     """
     for leaf in tree_leaves(inputs):
         if isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) == length:

@@ -1,4 +1,4 @@
-"""Optimizers around the user's own that step for several micro-batches, or on parameter servers; and schedulers."""
+"""Wrappers of the user's optimizers, for micro-batches or parameter servers, and of schedulers."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, final
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class _WrappedOptimizer(torch.optim.Optimizer):
-    """Its options, parameter groups and other attributes are the user's optimizer's, except those named in `_OWN`."""
+    """Has the attributes of the user's optimizer, such as options and groups, except those named in `_OWN`."""
 
     _OWN: ClassVar[frozenset[str]]
     _optimizer: torch.optim.Optimizer
@@ -49,7 +49,7 @@ class _WrappedOptimizer(torch.optim.Optimizer):
 
 @final
 class WindowedOptimizer(_WrappedOptimizer):
-    """The user's optimizer, which steps and clears gradients only at the last micro-batch of an iteration.
+    """The user's optimizer, stepping and clearing gradients only at the last micro-batch of an iteration.
 
     `step` does nothing before the last micro-batch, and `zero_grad` nothing while gradients wait for that step, so an
     ordinary loop accumulates gradients.
@@ -59,14 +59,12 @@ class WindowedOptimizer(_WrappedOptimizer):
     # A GradScaler then hands over its factor instead of unscaling the gradients in every micro-batch.
     _step_supports_amp_scaling = True
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__(optimizer)
-        self._iteration: Callable[[], Iteration | None] = _no_iteration
-        self._swallowed: int | None = None
-        self._stepped: int | None = None
+    _iteration: Callable[[], Iteration | None] = staticmethod(lambda: None)
+    _swallowed: int | None = None
+    _stepped: int | None = None
 
     def bind(self, iteration: Callable[[], Iteration | None]) -> None:
-        """From now on wait for the last micro-batch of an iteration."""
+        """Wait for the last micro-batch of an iteration from now on."""
         self._iteration = iteration
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -80,7 +78,7 @@ class WindowedOptimizer(_WrappedOptimizer):
         super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy wraps a copy of the user's optimizer and waits for the same micro-batches."""
+        """Copy the user's optimizer too; the copy waits for the same micro-batches."""
         return dict(self.__dict__)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -88,7 +86,7 @@ class WindowedOptimizer(_WrappedOptimizer):
             object.__setattr__(self, name, value)
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Run the closure, if there is one, and step if the last micro-batch is in hand."""
+        """Run the closure, if there is one, and step if the last micro-batch is the current one."""
         loss = _closed(closure)
         now = self._iteration()
         if now is not None and not now.piece.last:
@@ -105,7 +103,7 @@ class WindowedOptimizer(_WrappedOptimizer):
 
     @property
     def accumulating(self) -> bool:
-        """Whether there are gradients that wait for more micro-batches and a step."""
+        """True if gradients wait for more micro-batches and a step."""
         now = self._iteration()
         if now is None or now.number == self._stepped:
             return False
@@ -120,17 +118,15 @@ class ServedOptimizer(_WrappedOptimizer):
     (momentum, Adam's moments) is on the servers.
     """
 
-    # A scheduler counts the steps of the optimizer that it was given, and replaces `step` for that.
+    # To count steps, a scheduler replaces `step` of the optimizer that it was given.
     _OWN = frozenset({"_bound", "step"})
     # Fused optimizers take a loss scale into their step, which servers cannot: a GradScaler has to unscale gradients.
     _step_supports_amp_scaling = False
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__(optimizer)
-        self._bound: ServedEngine | None = None
+    _bound: "ServedEngine | None" = None
 
     def bind(self, engine: "ServedEngine") -> None:
-        """From now on push to the servers of this engine."""
+        """Push to the servers of this engine from now on."""
         self._bound = engine
 
     @property
@@ -146,7 +142,7 @@ class ServedOptimizer(_WrappedOptimizer):
             WorkerLostError: The servers are gone.
         """
         loss = _closed(closure)
-        # A scheduler of the user's optimizer checks this, and would warn that nothing was ever stepped.
+        # A scheduler of the user's optimizer checks this, and would otherwise warn that nothing was stepped.
         self._optimizer._opt_called = True  # type: ignore[attr-defined]
         self._engine.step()
         return loss
@@ -158,7 +154,7 @@ class ServedOptimizer(_WrappedOptimizer):
         self._optimizer.zero_grad(set_to_none=set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state dict of the user's optimizer, with the servers' present state."""
+        """The state dict of the user's optimizer, with the servers' current state."""
         return self._engine.fetch_state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -166,7 +162,7 @@ class ServedOptimizer(_WrappedOptimizer):
         self._engine.restore_state(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Not possible.
+        """Refuse: servers know the groups from the start.
 
         Raises:
             ConfigError: Always.
@@ -175,15 +171,11 @@ class ServedOptimizer(_WrappedOptimizer):
 
 
 def _closed(closure: Callable[[], float] | None) -> float | None:
-    """The closure's loss; an element-wise optimizer calls it once, before its step."""
+    """The closure's loss; the optimizers that servers run call it once, before its step."""
     if closure is None:
         return None
     with torch.enable_grad():
         return closure()
-
-
-def _no_iteration() -> None:
-    """Before the first batch."""
 
 
 def window_scheduler(scheduler: LRScheduler, closes: Callable[[], bool]) -> None:
@@ -195,7 +187,7 @@ def window_scheduler(scheduler: LRScheduler, closes: Callable[[], bool]) -> None
             step(*args, **kwargs)
 
     def state_without_these() -> dict[str, Any]:
-        # torch takes every attribute of a scheduler for its state.
+        # torch puts every attribute of a scheduler into its state.
         return {name: value for name, value in state_dict().items() if name not in ("step", "state_dict")}
 
     scheduler.step = step_if_due  # type: ignore[method-assign]
@@ -203,7 +195,7 @@ def window_scheduler(scheduler: LRScheduler, closes: Callable[[], bool]) -> None
 
 
 def require_schedulers_given(optimizers: Sequence[torch.optim.Optimizer], schedulers: Sequence[LRScheduler]) -> None:
-    """Check that the scheduler of every optimizer that has one is among `schedulers`.
+    """Check that each optimizer's scheduler, if it has one, is among `schedulers`.
 
     Raises:
         ConfigError: One is missing. It would count micro-batches, whose number differs from worker to worker.

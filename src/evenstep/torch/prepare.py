@@ -1,4 +1,4 @@
-"""The one line of a user's script."""
+"""The one line that a user adds to a script."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ def prepare(
     weights: Weights = "samples",
     cost: Cost | None = None,
 ) -> tuple[Any, Optimizer, PreparedLoader]:
-    """Prepare an ordinary training loop to run under a scheme. All workers call it together, once.
+    """Prepare an ordinary training loop to run under a scheme. All workers call this together, once.
 
     Arguments given here win over the environment (`EVENSTEP_SCHEME`, `EVENSTEP_BATCH_SIZES`, `EVENSTEP_RUN_DIR`,
     `EVENSTEP_EMULATE`, `EVENSTEP_TIMEOUT`, which `evenstep run` sets from its options), which wins over the defaults.
@@ -49,17 +49,17 @@ def prepare(
     Args:
         model: The model, plain or in DistributedDataParallel, or a tuple of models.
         optimizer: Its optimizer, or a tuple of optimizers.
-        loader: A map-style DataLoader. As under DDP its `batch_size` is that of one worker: the global batch size is
+        loader: A map-style DataLoader. As under DDP, its `batch_size` is for one worker: the global batch size is
             the product with the number of workers. Its sampler's shuffling, seed and `set_epoch` are respected. A
-            `batch_sampler` of your own gives the global batches: each of its lists is shared out among all workers.
+            `batch_sampler` of your own gives the global batches: each of its lists is divided among all workers.
         scheme: A `Scheme`, or a string such as `lb-bsp:multiple=8`. The default is `lb-bsp`.
-        global_batch_size: Samples in one iteration over all workers, instead of the loader's. `auto`: what
-            `evenstep run --find-batch` has found with the same `run_dir`.
+        global_batch_size: Samples in one iteration over all workers, instead of the loader's. `auto`: the
+            size that `evenstep plan` has measured with the same `run_dir`.
         batch_sizes: Fixed batch sizes, weighted correctly and never tuned: a list with one per worker, or a mapping
             from keys such as `rank:2`, `host:node7` and `gpu:NVIDIA GeForce RTX 3090`. If several keys match a worker,
             rank wins over host and host over gpu.
-        seed: Seed for the order of the samples and for their randomness. The seed of a DistributedSampler wins for the
-            order.
+        seed: Seed for the order of the samples and for the random numbers of data workers. The seed of a
+            DistributedSampler wins.
         timeout: Seconds to wait for another worker before the run ends with an error that names it. The default is 300.
         run_dir: Folder to which each worker writes its events, as JSON lines.
         comm_hook: `(state, hook)`, an averaging DDP communication hook, such as one that compresses gradients.
@@ -68,31 +68,31 @@ def prepare(
             `step` then does nothing before the last micro-batch of an iteration.
         process_group: The process group whose members are the workers; not with parameter servers. The default is all
             processes.
-        empty: What a worker gets in the last slice of an epoch if that has too few samples for all. `copy`: a copy of
-            another worker's sample, whose gradient does not count. `shrink`: no worker is without samples of its own;
-            a shorter last slice and the one before it are then cut in the middle. On servers no worker gets copies of
-            another worker's samples.
-        partition: Whose the samples are. `common`: all workers have the same dataset. `private`: each has a dataset of
-            its own, of any length, whose samples stay with it; with `local-sgd`. By default the dataset is common, and
-            workers compare a few samples first.
-        weights: What the gradients of workers count. `samples`: by their samples, or as the scheme says. `script`: all
-            alike, for a loss that the script has normalised over all workers itself, as it must be under
-            DistributedDataParallel. Or a function from a `Share` to this worker's weight; they should sum to 1.
-        cost: What each sample costs, in any unit (tokens, pixels, seconds), if samples differ: an array with one number
-            above 0 per dataset index, a function of an index, called once for each at the start, or the name of a field
-            of the samples. Or `evenstep.Padded(lengths)`, if batches are padded to their longest sample. Workers then
-            get samples of as much cost as their speed allows, instead of as many samples, and gradients count by
-            samples as before. On parameter servers, claims are sized by cost.
+        empty: What a worker gets if the last slice of an epoch has too few samples for all. `copy`: a copy of another
+            worker's sample, whose gradient does not count. `shrink`: every worker gets samples of its own, because a
+            shorter last slice and the one before it then share their samples equally. On servers no worker gets copies
+            of another worker's samples.
+        partition: Who owns the samples. `common`: all workers have the same dataset. `private`: each worker has its own
+            dataset, of any length, whose samples stay with it; with `local-sgd`. By default the dataset is common,
+            and workers compare a few samples first.
+        weights: How workers' gradients are weighed. `samples`: by their samples, or as the scheme says. `script`: all
+            equally, for a loss that the script itself has normalised over all workers, as it must under
+            DistributedDataParallel. Or a function from a `Share` to this worker's weight; weights should sum to 1.
+        cost: The cost of each sample, in any unit (tokens, pixels, seconds), if samples differ: an array with one
+            number above 0 per dataset index, a function of an index, called once for each at the start, or the name of
+            a field of the samples. Or `evenstep.Padded(lengths)`, if batches are padded to their longest sample.
+            Workers' speeds then decide how much cost each gets, instead of how many samples; gradients count by samples
+            as before. On parameter servers, claims are sized by cost.
 
     Returns:
-        The model as a `PreparedModel`, which has yours in `.module` (for a tuple, a tuple of them), or a
-        DistributedDataParallel of your own itself where every gradient is summed; your optimizer, in a wrapper if the
-        scheme has micro-batches or parameter servers; and the loader, which hands out this worker's batches.
+        The model as a `PreparedModel`, which has yours in `.module` (for a tuple, a tuple of them), or your own
+        DistributedDataParallel itself where every gradient is summed; your optimizer, in a wrapper if the scheme has
+        micro-batches or parameter servers; and the loader, which hands out this worker's batches.
 
     Raises:
-        ConfigError: Something asked for cannot work. Raised on every worker, even if it is wrong on one only.
+        ConfigError: A request cannot work. Raised on every worker, even if it is wrong on only one.
         DisagreementError: The workers were started with different schemes, versions or data.
-        WorkerLostError: Not all workers came within the timeout; the message names those.
+        WorkerLostError: Not all workers came within the timeout; the message names the missing ones.
     """
     session = Session(
         scheme,

@@ -1,10 +1,9 @@
-"""What cannot be trained: models, loaders, optimizers, and arguments that do not work with the scheme."""
+"""Refuses models, loaders and optimizers that cannot be trained, and arguments that do not fit the scheme."""
 
 from typing import Any, Final
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from evenstep.core.errors import ConfigError
 from evenstep.schemes import Scheme, parse_scheme
@@ -14,15 +13,15 @@ from evenstep.torch.data.sampling import Positions, Sampling
 from evenstep.torch.model import PreparedModel, device_of, is_sharded, was_prepared
 from evenstep.torch.optimizers import require_schedulers_given
 from evenstep.torch.processes.workers import Workers
-from evenstep.torch.request import Request
+from evenstep.torch.request import RunRequest
 
 _FOREIGN: Final = ("FullyShardedDataParallel", "ReplicateModule", "DeepSpeedEngine")
 _LOOPS: Final = ("__iter__", "_get_iterator")
 _TWICE: Final = "was prepared already: call prepare once and use what it returned"
 
 
-def require_trainable(request: Request, workers: Workers, scheme: Scheme) -> None:
-    """Check what this worker was given.
+def require_trainable(request: RunRequest, workers: Workers, scheme: Scheme) -> None:
+    """Check this worker's request.
 
     Raises:
         ConfigError: It cannot be trained, or not under this scheme.
@@ -53,13 +52,6 @@ def _require_model(model: torch.nn.Module, workers: Workers) -> None:
     if isinstance(model, PreparedModel):
         raise ConfigError(f"this model {_TWICE}")
     _require_known_wrapper(model, workers)
-    if isinstance(model, DistributedDataParallel):
-        if workers.count == 1 and workers.host_group is None and not torch.distributed.is_initialized():
-            raise ConfigError("the model is wrapped in DistributedDataParallel but no process group is initialised")
-        if isinstance(model.module, PreparedModel):
-            raise ConfigError(
-                "the model was prepared and then wrapped: pass what prepare returned to the loop as it is"
-            )
     if device_of(model).type == "cpu" and any(isinstance(each, torch.nn.SyncBatchNorm) for each in model.modules()):
         raise ConfigError(
             "the model has SyncBatchNorm, which works on GPUs alone: on the CPU leave BatchNorm as it is, or use"
@@ -108,17 +100,15 @@ def require_loader(loader: object) -> DataLoader[Any]:
         )
     if isinstance(loader.dataset, IterableDataset):
         raise ConfigError(
-            "the loader's dataset is an IterableDataset, whose samples cannot be shared out: give a map-style one, or"
+            "the loader's dataset is an IterableDataset, whose samples cannot be divided: give a map-style one, or"
             " read its files through evenstep.ShardedDataset"
         )
     if loader.batch_sampler is None:
         raise ConfigError("the loader makes no batches (batch_size=None): give it a batch_size, or a batch_sampler")
-    if loader.batch_size is not None and not isinstance(loader.batch_sampler, BatchSampler):
-        raise ConfigError("the loader's batch_sampler was replaced: give batch_size and a sampler instead")
     return loader
 
 
-def _require_optimizers(request: Request, workers: Workers) -> None:
+def _require_optimizers(request: RunRequest, workers: Workers) -> None:
     trained = {id(parameter) for model in request.models for parameter in model.parameters()}
     for optimizer in request.optimizers:
         if not any(id(parameter) in trained for group in optimizer.param_groups for parameter in group["params"]):
@@ -131,10 +121,10 @@ def _require_optimizers(request: Request, workers: Workers) -> None:
 
 
 def require_servable_loader(scheme: Scheme, loader: DataLoader[Any]) -> None:
-    """Check that servers can share out the loader's samples.
+    """Check that servers can divide the loader's samples.
 
     Raises:
-        ConfigError: It has lists of its own batch sampler.
+        ConfigError: It has its own batch sampler, which gives lists.
     """
     if Sampling.of(loader).lists:
         raise ConfigError(
@@ -144,11 +134,11 @@ def require_servable_loader(scheme: Scheme, loader: DataLoader[Any]) -> None:
         )
 
 
-def require_private_possible(request: Request, scheme: Scheme, order: EpochOrder) -> None:
-    """Check that each worker can train on its own dataset, if that was asked for.
+def require_private_possible(request: RunRequest, scheme: Scheme, order: EpochOrder) -> None:
+    """Check that each worker can train on its own dataset, if private datasets are requested.
 
     Raises:
-        ConfigError: It cannot, under this scheme or with this loader.
+        ConfigError: The scheme or this loader does not allow it.
     """
     if request.partition != "private":
         return
@@ -171,7 +161,7 @@ def require_private_possible(request: Request, scheme: Scheme, order: EpochOrder
         raise ConfigError('partition="private" needs a sample on each worker: start fewer workers')
 
 
-def _require_servable(scheme: Scheme, request: Request) -> None:
+def _require_servable(scheme: Scheme, request: RunRequest) -> None:
     require_servable_loader(scheme, request.loader)
     if len(request.models) > 1 or len(request.optimizers) > 1:
         raise ConfigError(
@@ -190,12 +180,12 @@ def _require_servable(scheme: Scheme, request: Request) -> None:
     if parse_scheme(scheme.name) != scheme:
         raise ConfigError(
             f"the servers know schemes by their strings, and {scheme.name!r} does not make this one: build it with a"
-            " recipe such as evenstep.ssp"
+            " recipe such as evenstep.schemes.ssp"
         )
 
 
-def _require_goes_with_shards(scheme: Scheme, request: Request) -> None:
-    """No worker has the whole of a sharded model, and all workers take part in every pass."""
+def _require_goes_with_shards(scheme: Scheme, request: RunRequest) -> None:
+    """Refuse schemes and arguments for which one worker needs the whole model, or passes of its own."""
     if scheme.served is not None or scheme.period is not None:
         raise ConfigError(
             f"under the scheme {scheme.name!r} each worker has the whole model, and fully_shard leaves it a part: use"
@@ -210,8 +200,8 @@ def _require_goes_with_shards(scheme: Scheme, request: Request) -> None:
         raise ConfigError("FSDP has no communication hook like DDP's: leave out comm_hook, or fully_shard")
 
 
-def _require_one_pass_a_batch(request: Request) -> None:
-    """With micro-batches, the number of forward and backward passes differs from worker to worker."""
+def _require_one_pass_a_batch(request: RunRequest) -> None:
+    """Refuse models whose passes involve other workers: with micro-batches, workers' numbers of passes differ."""
     if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in request.optimizers):
         raise ConfigError("LBFGS calls its closure several times a step, and micro_batch once: leave out one of them")
     if len(request.models) > 1 or len(request.optimizers) > 1:

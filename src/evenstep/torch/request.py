@@ -1,12 +1,12 @@
-"""The arguments of `prepare`, each of its type, with the environment's settings beside them."""
+"""The arguments of `prepare`, checked and typed, together with the settings from the environment."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import index
 from pathlib import Path
-from typing import Annotated, Any, Final, Self, final, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, Final, Literal, Self, TypedDict, final
 
 import torch
 import torch.distributed as dist
@@ -15,34 +15,28 @@ from torch.utils.data import DataLoader
 
 from evenstep.cluster import Cluster
 from evenstep.core.errors import ConfigError
-from evenstep.core.shown import shown
 from evenstep.core.values import UNLIMITED
-from evenstep.launch.found_batch import FoundBatch
-from evenstep.launch.launch_settings import A_TIMEOUT, VARIABLES, LaunchSettings, read_timeout
-from evenstep.schemes import DEFAULT, Scheme, parse_scheme, static
+from evenstep.launch.launch_settings import A_TIMEOUT, LaunchSettings, read_timeout
+from evenstep.launch.survey import Survey
+from evenstep.schemes import Scheme, parse_scheme, static
 from evenstep.schemes.given_sizes import Sizes, read_sizes
+from evenstep.torch.data.sampling import Sampling
 from evenstep.torch.engines.collective import CommHook
 from evenstep.torch.engines.weighting import Weights
 from evenstep.torch.model import device_of
+from evenstep.worker.arguments import (
+    RUN_DIR,
+    SCHEME,
+    SEED,
+    Argument,
+    read_arguments,
+    read_kind,
+    read_path,
+    read_whole,
+)
 
 AUTO: Final = "auto"
-"""The global batch size that `evenstep run --find-batch` has found."""
-_DEFAULT_TIMEOUT: Final = 300.0
-
-
-def whole_number(value: object, least: int, most: int) -> int:
-    """The value as an integer.
-
-    Raises:
-        TypeError: It is not an integer, or is a bool.
-        ValueError: It is out of range.
-    """
-    if isinstance(value, bool):
-        raise TypeError("a truth value")
-    number = index(value)  # type: ignore[arg-type]
-    if not least <= number <= most:
-        raise ValueError("out of range")
-    return number
+"""Stands for the global batch size that `evenstep plan` has found."""
 
 
 def _some_of(kind: type[Any], value: object, what: str = "") -> tuple[Any, ...]:
@@ -62,17 +56,10 @@ def _schedulers(value: object) -> tuple[LRScheduler, ...]:
 
 _models = partial(_some_of, torch.nn.Module, what="model")
 _optimizers = partial(_some_of, torch.optim.Optimizer, what="optimizer")
-_seed = partial(whole_number, least=-(2**63), most=2**63 - 1)
-
-
-def _scheme(value: object) -> Scheme | str | None:
-    if not isinstance(value, Scheme | str | None):
-        raise TypeError("no scheme")
-    return value
 
 
 def _batch_size(value: object) -> int | None:
-    return None if value in (None, AUTO) else whole_number(value, 1, UNLIMITED)
+    return None if value in (None, AUTO) else read_whole(value, 1, UNLIMITED)
 
 
 def _batch_sizes(value: object) -> Sizes | None:
@@ -81,35 +68,24 @@ def _batch_sizes(value: object) -> Sizes | None:
     return None if value is None else read_sizes(value)
 
 
-def _timeout(value: object) -> float:
+def _timeout(value: object) -> float | None:
     if isinstance(value, str):
         raise TypeError("a text")
-    return read_timeout(value, "timeout")
-
-
-def _path(value: object) -> str | None:
-    if value is None:
-        return None
-    text = os.fspath(value)  # type: ignore[call-overload]
-    if not isinstance(text, str) or not text or "\0" in text:
-        raise ValueError("no path")
-    return text
+    return None if value is None else read_timeout(value, "timeout")
 
 
 def _emulated(value: object) -> Cluster | str | None:
-    return value if isinstance(value, Cluster) else _path(value)
+    return value if isinstance(value, Cluster) else read_path(value)
 
 
-def _empty(value: object) -> object:
-    if value not in ("copy", "shrink"):
+def _among(value: object, known: Sequence[object]) -> object:
+    if value not in known:
         raise ValueError("no such choice")
     return value
 
 
-def _partition(value: object) -> object:
-    if value not in (None, "common", "private"):
-        raise ValueError("no such choice")
-    return value
+_empty = partial(_among, known=("copy", "shrink"))
+_partition = partial(_among, known=(None, "common", "private"))
 
 
 def _weights(value: object) -> object:
@@ -124,146 +100,141 @@ def _comm_hook(value: object) -> object:
     return value
 
 
-def _process_group(value: object) -> dist.ProcessGroup | None:
-    if value is not None and not isinstance(value, dist.ProcessGroup):
-        raise TypeError("no group")
-    return value
+class SessionOptions(TypedDict, total=False):
+    """The options of `evenstep.prepare` and `evenstep.Session`, besides `scheme`; `prepare` explains them."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Argument:
-    """How an argument is read: `read` returns its value, or raises TypeError, ValueError or OverflowError.
-
-    The text of a ConfigError, which is a ValueError, replaces the sentence made from `must_be`.
-    """
-
-    must_be: str
-    read: Callable[[Any], object]
-    name: str = ""
+    global_batch_size: int | Literal["auto"] | None
+    batch_sizes: Sequence[int] | Mapping[Any, int] | None
+    seed: int
+    timeout: float | None
+    run_dir: str | os.PathLike[str] | None
+    emulate: Cluster | str | os.PathLike[str] | None
+    process_group: dist.ProcessGroup | None
+    empty: Literal["copy", "shrink"]
+    partition: Literal["common", "private"] | None
+    weights: Weights
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What a script asks for.
+class RunRequest:
+    """The arguments of a script.
 
-    `found` is what an earlier run into the same folder has found of the workers' largest batches, and if `automatic`,
-    the global batch size is from there. `mistake` is a sentence about the first wrong argument, if any. Wrong arguments
-    have their defaults here, so that this worker can join the others and tell them.
+    `found` holds the workers' largest batches as found by an earlier run with the same folder; if `automatic`, the
+    global batch size comes from there. `mistake` describes the first wrong argument, if any. Wrong arguments are
+    replaced by their defaults, so that this worker can join the others and tell them.
     """
 
     models: Annotated[
-        tuple[torch.nn.Module, ...], _Argument("a torch.nn.Module, or a tuple of them", _models, "model")
+        tuple[torch.nn.Module, ...], Argument("a torch.nn.Module, or a tuple of them", _models, "model")
     ] = ()
     optimizers: Annotated[
         tuple[torch.optim.Optimizer, ...],
-        _Argument("a torch.optim.Optimizer, or a tuple of them", _optimizers, "optimizer"),
+        Argument("a torch.optim.Optimizer, or a tuple of them", _optimizers, "optimizer"),
     ] = ()
-    scheme: Annotated[
-        Scheme | str | None,
-        _Argument("a scheme string such as 'lb-bsp', or what a recipe such as evenstep.lb_bsp() returns", _scheme),
-    ] = None
+    scheme: Annotated[Scheme | str | None, SCHEME] = None
     global_batch_size: Annotated[
-        int | None, _Argument(f"a whole number of samples from 1 to {UNLIMITED}", _batch_size)
+        int | None, Argument(f"a whole number of samples from 1 to {UNLIMITED}", _batch_size)
     ] = None
     batch_sizes: Annotated[
         Sizes | None,
-        _Argument("a list of batch sizes, one per worker, or a mapping to batch sizes", _batch_sizes),
+        Argument("a list of batch sizes, one per worker, or a mapping to batch sizes", _batch_sizes),
     ] = None
-    seed: Annotated[int, _Argument("a whole number of at most 64 bits", _seed)] = 0
-    timeout: Annotated[float, _Argument(A_TIMEOUT, _timeout)] = _DEFAULT_TIMEOUT
-    run_dir: Annotated[str | None, _Argument("the path of a folder", _path)] = None
-    comm_hook: Annotated[CommHook | None, _Argument("a tuple of a state and a function", _comm_hook)] = None
-    emulate: Annotated[Cluster | str | None, _Argument("a Cluster, or the path of a cluster file", _emulated)] = None
+    seed: Annotated[int, SEED] = 0
+    timeout: Annotated[float, Argument(A_TIMEOUT, _timeout)] = 300.0
+    run_dir: Annotated[str | None, RUN_DIR] = None
+    comm_hook: Annotated[CommHook | None, Argument("a tuple of a state and a function", _comm_hook)] = None
+    emulate: Annotated[Cluster | str | None, Argument("a Cluster, or the path of a cluster file", _emulated)] = None
     schedulers: Annotated[
-        tuple[LRScheduler, ...], _Argument("a scheduler of torch.optim.lr_scheduler, or a list of them", _schedulers)
+        tuple[LRScheduler, ...], Argument("a scheduler of torch.optim.lr_scheduler, or a list of them", _schedulers)
     ] = ()
     process_group: Annotated[
         dist.ProcessGroup | None,
-        _Argument("a torch.distributed.ProcessGroup that has this process as a member", _process_group),
+        Argument(
+            "a torch.distributed.ProcessGroup that has this process as a member",
+            partial(read_kind, kinds=(dist.ProcessGroup, NoneType)),
+        ),
     ] = None
-    empty: Annotated[str, _Argument("'copy' or 'shrink'", _empty)] = "copy"
-    partition: Annotated[str | None, _Argument("'common' or 'private'", _partition)] = None
-    weights: Annotated[
-        Weights, _Argument("'samples', 'script', or a function from a share to its weight", _weights)
-    ] = "samples"
-    loader: DataLoader[Any]
+    empty: Annotated[str, Argument("'copy' or 'shrink'", _empty)] = "copy"
+    partition: Annotated[str | None, Argument("'common' or 'private'", _partition)] = None
+    weights: Annotated[Weights, Argument("'samples', 'script', or a function from a share to its weight", _weights)] = (
+        "samples"
+    )
+    loader: DataLoader[Any] = None  # type: ignore[assignment]  # Before the session starts.
     cost: object = None
     launched: LaunchSettings
-    found: FoundBatch | None = None
+    found: Survey | None = None
     automatic: bool = False
     mistake: str | None = None
 
     @classmethod
-    def of(cls, loader: DataLoader[Any], launched: LaunchSettings, *, cost: object = None, **given: object) -> Self:
-        """Read the arguments of `prepare`."""
-        values: dict[str, Any] = {}
-        mistake: str | None = None
-        given.setdefault("weights", "samples")
-        given.setdefault("partition", None)
-        if given["timeout"] is None:
-            given["timeout"] = _DEFAULT_TIMEOUT
-            try:
-                if launched.timeout is not None:
-                    given["timeout"] = read_timeout(launched.timeout, VARIABLES["timeout"])
-            except ConfigError as error:
-                mistake = str(error)
-        for field, hint in get_type_hints(cls, include_extras=True).items():
-            for argument in getattr(hint, "__metadata__", ()):
-                name = argument.name or field
-                try:
-                    values[field] = argument.read(given[name])
-                except (TypeError, ValueError, OverflowError) as error:
-                    own = str(error) if isinstance(error, ConfigError) else None
-                    mistake = mistake or own or f"{name} must be {argument.must_be}, not {shown(given[name])}"
-        request = cls(loader=loader, cost=cost, launched=launched, mistake=mistake, **values)
-        return request._with_found(automatic=isinstance(given["global_batch_size"], str))
+    def of(cls, launched: LaunchSettings, **options: object) -> Self:
+        """Read the scheme and the options of a session."""
+        values, mistake = read_arguments(RunRequest, options)
+        try:
+            values["timeout"] = launched.timeout_seconds(values.get("timeout"))
+        except ConfigError as error:
+            mistake = mistake or str(error)
+        request = cls(launched=launched, mistake=mistake, **values)
+        return request._with_found(automatic=isinstance(options.get("global_batch_size"), str))
+
+    def of_parts(self, loader: DataLoader[Any], cost: object, **parts: object) -> Self:
+        """The request with the script's loader, models, optimizers, schedulers and hook."""
+        values, mistake = read_arguments(RunRequest, parts)
+        return replace(self, loader=loader, cost=cost, mistake=self.mistake or mistake, **values)
 
     def _with_found(self, *, automatic: bool) -> Self:
-        """With what was found of the workers' largest batches; `automatic`: it also gives the global batch size."""
+        """Add the workers' largest batches as found; `automatic`: also take the global batch size from there."""
         folder = self.run_folder
-        if self.launched.find_batch is not None or (folder is None and not automatic):
+        if self.launched.survey_up_to is not None or (folder is None and not automatic):
             return self
         try:
-            found = None if folder is None else FoundBatch.read(folder)
+            found = None if folder is None else Survey.read(folder)
         except ConfigError as error:
             return replace(self, mistake=self.mistake or str(error))
         if not automatic:
             return replace(self, found=found)
         if found is None:
-            why = "no run_dir was given" if folder is None else f"{folder} holds nothing that was found"
+            why = "no run_dir was given" if folder is None else f"{folder} holds nothing that was measured"
             said = (
-                f"global_batch_size='auto' is what evenstep run --find-batch --run-dir DIR has found, and {why}: run it"
-                " first, with the same run directory"
+                f"global_batch_size='auto' is what evenstep plan --run-dir DIR -- SCRIPT has measured, and {why}: run"
+                " it first, with the same run directory"
             )
             return replace(self, mistake=self.mistake or said)
-        return replace(self, found=found, automatic=True, global_batch_size=found.global_batch_size)
+        return replace(self, found=found, automatic=True, global_batch_size=found.largest_global_batch)
 
     @property
     def device(self) -> torch.device:
-        """Where the first model is."""
+        """The device of the first model."""
         return device_of(self.models[0]) if self.models else torch.device("cpu")
 
     @property
     def events_dir(self) -> Path | None:
-        """Where events go: the argument's folder, or else the environment's; None if batches are only searched for."""
-        if self.launched.find_batch is not None:
+        """The folder for events, from the argument or else the environment; None if the run is a survey."""
+        if self.launched.survey_up_to is not None:
             return None
         return self.run_folder
 
     @property
     def run_folder(self) -> Path | None:
         """The run directory."""
-        given = self.run_dir if self.run_dir is not None else self.launched.run_dir
+        given = self.run_dir or self.launched.run_dir
         return None if given is None else Path(given)
 
     def asked_scheme(self) -> Scheme:
         """The requested scheme.
 
         Raises:
-            ConfigError: The scheme cannot be parsed, batch sizes are given too, or `process_group` and servers.
+            ConfigError: It cannot be parsed, or comes with batch sizes, or a `process_group` with servers.
         """
-        scheme = self._asked_scheme()
+        if self.batch_sizes is not None:
+            if self.scheme is not None:
+                name = parse_scheme(self.scheme).name
+                raise ConfigError(
+                    f"batch_sizes fixes the sizes and the scheme {name!r} would set them: give one of them"
+                )
+            return static(self.batch_sizes)
+        scheme = self.launched.scheme_of(self.scheme)
         if scheme.served is not None and self.process_group is not None:
             raise ConfigError(
                 f"process_group does not go with {scheme.name!r}, whose workers meet at the servers: leave out one of"
@@ -271,12 +242,27 @@ class Request:
             )
         return scheme
 
-    def _asked_scheme(self) -> Scheme:
-        scheme = parse_scheme(self.scheme) if isinstance(self.scheme, str) else self.scheme
-        if self.batch_sizes is None:
-            return scheme or self.launched.asked_scheme() or parse_scheme(DEFAULT)
-        if scheme is not None:
+    def whole_batch_size(self, scheme: Scheme, sampling: Sampling, workers: int) -> int:
+        """The global batch size of a loader that samples in this way.
+
+        Raises:
+            ConfigError: It is not known, or two are given.
+        """
+        given, size = scheme.load.given_sizes, sampling.global_batch_size(workers)
+        of_shares = size if sampling.whole and not sampling.lists else None
+        if self.global_batch_size is not None:
+            if of_shares not in (None, self.global_batch_size):
+                raise ConfigError(
+                    f"shares was asked for a global batch size of {size}, and the session for"
+                    f" {self.global_batch_size}: leave out that of the session"
+                )
+            return self.global_batch_size
+        if given is not None and of_shares is None:
+            return sum(given)
+        if size is None:
             raise ConfigError(
-                f"batch_sizes fixes the sizes and the scheme {scheme.name!r} would set them: give one of them"
+                f"the loader's batch sampler {type(sampling.sampler).__name__} does not say how long its lists are,"
+                " which are the global batches: give prepare the length of the longest as global_batch_size, or the"
+                " sampler a batch_size"
             )
-        return static(self.batch_sizes)
+        return size

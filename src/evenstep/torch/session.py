@@ -2,9 +2,8 @@
 
 import os
 import weakref
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, final
 
 import torch
 import torch.distributed as dist
@@ -12,26 +11,25 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from evenstep.cluster import Cluster
-from evenstep.core.errors import ConfigError
+from evenstep.core.errors import CheckpointError, ConfigError
 from evenstep.core.samples import Ledger
-from evenstep.launch.found_batch import FoundBatch
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.schemes import Scheme
 from evenstep.torch.costs import Cost
 from evenstep.torch.data.batches import Batches
 from evenstep.torch.data.loader import PreparedLoader
-from evenstep.torch.data.loop import CLOSED, Loop
+from evenstep.torch.data.loop import CLOSED, BatchLoop
+from evenstep.torch.data.metrics import rows_of_all
 from evenstep.torch.data.order import EpochOrder, order_of
 from evenstep.torch.data.own_batches import PreparedShares
 from evenstep.torch.engines.collective import CommHook
 from evenstep.torch.engines.engine import NO_BATCH
-from evenstep.torch.engines.weighting import Weights
 from evenstep.torch.model import PreparedModel, unwrapped
 from evenstep.torch.optimizers import ServedOptimizer, WindowedOptimizer
 from evenstep.torch.processes.workers import Workers
-from evenstep.torch.request import AUTO, Request
+from evenstep.torch.request import RunRequest, SessionOptions
 from evenstep.torch.running import Running
+from evenstep.worker.arguments import require_known
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -45,45 +43,26 @@ class Session:
     """One worker's part in a run, for frameworks that bring the model, the optimizer and the loader one by one.
 
     `model`, `optimizer`, `scheduler`, `loader` and `shares` may be called in any order, which must be the same on all
-    workers. The workers meet and agree when the first batch is asked for, or in `start`. The arguments are those of
+    workers. The workers meet and agree at the request for the first batch, or in `start`. The arguments are those of
     `evenstep.prepare`.
 
+    Attributes:
+        scheme: The requested scheme; None if it is wrong, which `start` reports to all workers.
+        closed: Whether `close` was called.
+
     Raises:
-        ConfigError: From `start` and the first batch: something asked for cannot work. Raised on every worker, even if
-            it is wrong on one only.
+        ConfigError: From `start` and the first batch: a request cannot work. Raised on every worker, even if it is
+            wrong on only one.
         DisagreementError: The workers were started with different schemes, versions or data.
-        WorkerLostError: Not all workers came within the timeout; the message names those.
+        WorkerLostError: Not all workers came within the timeout; the message names the missing ones.
     """
 
-    def __init__(
-        self,
-        scheme: Scheme | str | None = None,
-        *,
-        global_batch_size: int | Literal["auto"] | None = None,
-        batch_sizes: Sequence[int] | Mapping[Any, int] | None = None,
-        seed: int = 0,
-        timeout: float | None = None,
-        run_dir: str | os.PathLike[str] | None = None,
-        emulate: Cluster | str | os.PathLike[str] | None = None,
-        weights: Weights = "samples",
-        process_group: dist.ProcessGroup | None = None,
-        empty: Literal["copy", "shrink"] = "copy",
-        partition: Literal["common", "private"] | None = None,
-    ) -> None:
-        self._settings: dict[str, Any] = {
-            "scheme": scheme,
-            "global_batch_size": global_batch_size,
-            "batch_sizes": batch_sizes,
-            "seed": seed,
-            "timeout": timeout,
-            "run_dir": run_dir,
-            "emulate": emulate,
-            "weights": weights,
-            "process_group": process_group,
-            "empty": empty,
-            "partition": partition,
-        }
-        self._launched = LaunchSettings.from_environment(os.environ)
+    def __init__(self, scheme: Scheme | str | None = None, **options: Unpack[SessionOptions]) -> None:
+        require_known(options, ("scheme", *SessionOptions.__annotations__), "Session")
+        self._request = RunRequest.of(LaunchSettings.from_environment(os.environ), scheme=scheme, **options)
+        self.scheme: Scheme | None = None
+        with suppress(ConfigError):
+            self.scheme = self._request.asked_scheme()
         self._models: list[Any] = []
         self._prepared: list[PreparedModel] = []
         self._optimizers: list[Any] = []
@@ -94,12 +73,12 @@ class Session:
         # Weak, so that the data workers end with the script's last reference to the loader.
         self._given: list[weakref.ref[Batches]] = []
         self._running: Running | None = None
-        self.closed = False  # Whether `close` was called.
+        self.closed = False
 
     def model(self, model: Any, *, comm_hook: CommHook | None = None) -> Any:
-        """A model that synchronises gradients; `comm_hook`: as in `prepare`. Several models may be given.
+        """Prepare a model to synchronise gradients; `comm_hook`: as in `prepare`. Several models may be given.
 
-        A DistributedDataParallel comes back itself, unless workers step on their own gradients or on micro-batches.
+        A DistributedDataParallel is returned itself, unless workers step on their own gradients or on micro-batches.
 
         Raises:
             ConfigError: The session has started.
@@ -118,24 +97,16 @@ class Session:
         return prepared
 
     def backward_begins(self, model: torch.nn.Module) -> None:
-        """Say that a backward follows, if only now the script knows whether it sums gradients (`no_sync`).
+        """Say that a backward follows, if it is only known now whether it sums gradients (`no_sync`).
 
-        Only for frameworks that let scripts choose that between the forward pass and the backward, as Lightning does.
+        Only for frameworks that let scripts choose this between the forward pass and the backward, like Lightning.
         """
         for prepared in self._prepared:
             if prepared.module is unwrapped(model):
                 prepared.backward_begins(model)
 
-    def waits(self) -> None:
-        """Say that what follows, until the next forward pass, may wait for other workers and is no compute.
-
-        Only for frameworks in which workers wait for each other between the batches of an accumulated gradient.
-        """
-        if self._running is not None:
-            self._running.waits()
-
     def optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """The optimizer, in a wrapper if servers step for it or several micro-batches make a step.
+        """Prepare an optimizer; returns it in a wrapper if servers step for it or a step has several micro-batches.
 
         Raises:
             ConfigError: The session has started.
@@ -148,7 +119,7 @@ class Session:
         return self._wrapped[-1]  # type: ignore[no-any-return]
 
     def scheduler(self, scheduler: LRScheduler) -> LRScheduler:
-        """The learning-rate scheduler. With micro-batches its `step` waits for the last of an iteration.
+        """Prepare a learning-rate scheduler. With micro-batches its `step` waits for the last one of an iteration.
 
         Raises:
             ConfigError: The session has started.
@@ -158,7 +129,7 @@ class Session:
         return scheduler
 
     def loader(self, loader: DataLoader[Any], *, cost: Cost | None = None) -> PreparedLoader:
-        """A loader that hands out this worker's batches and knows its length at once. There may be several.
+        """Prepare a loader: it hands out this worker's batches and knows its length at once. There may be several.
 
         Each has its own epochs and its own state. A loader that is given after the start is agreed on at its first
         batch, which all workers ask for together. `cost`: as in `prepare`.
@@ -174,15 +145,15 @@ class Session:
                 inputs, targets = my_batch(share.positions)
 
         Each position of an epoch is in exactly one worker's share. A batch has a row for each of `share.positions`, in
-        their order, or as many rows, if rows are drawn at random. Shares count as a loader in all other respects.
+        their order, or the same number of rows if rows are drawn at random. In all other respects this is a loader.
 
         Args:
             length: The positions of an epoch, 0 to length - 1; None for a loop that never ends.
             global_batch_size: Positions in one iteration, over all workers.
-            cost: What each position costs, as in `prepare`; shares then hold as much cost as the workers' speeds allow.
+            cost: The cost of each position, as in `prepare`; workers' speeds then decide how much cost a share has.
 
         Raises:
-            ConfigError: A number is not whole, or out of range.
+            ConfigError: A number is not an integer, or is out of range.
         """
         shares = PreparedShares(length, global_batch_size, self, len(self._given), cost)
         self._given.append(weakref.ref(shares))
@@ -190,14 +161,14 @@ class Session:
 
     @property
     def started(self) -> bool:
-        """Whether the workers have met, so that no model and no optimizer can be given any more."""
+        """True if the workers have met; models and optimizers can then no longer be given."""
         return self._running is not None
 
     def start(self) -> None:
         """Meet the other workers and agree with them, if that has not happened yet. All workers must call it.
 
         Raises:
-            ConfigError: A part is missing, something asked for cannot work, or the session is closed.
+            ConfigError: A part is missing, a request cannot work, or the session is closed.
         """
         if self._running is not None:
             return
@@ -206,15 +177,13 @@ class Session:
         loaders = self._loaders
         if not loaders:
             raise ConfigError("a session needs a loader, or shares: give it yours with session.loader(loader)")
-        request = Request.of(
+        request = self._request.of_parts(
             loaders[0].source,
-            self._launched,
-            cost=loaders[0].cost,
+            loaders[0].cost,
             model=_one_or_all(self._models),
             optimizer=_one_or_all(self._optimizers),
             schedulers=_one_or_all(self._schedulers),
             comm_hook=self._comm_hook,
-            **self._settings,
         )
         self._remove_guards()
         self._running = Running(request, loaders)
@@ -225,29 +194,29 @@ class Session:
         self._running.begin(loaders[0].iterations_per_epoch)
 
     def __contains__(self, part: object) -> bool:
-        """Whether it is a model or an optimizer that was given."""
+        """True if `part` is a model or an optimizer of this session."""
         return any(each is part for each in (*self._models, *self._optimizers))
 
     def require_summing(self, who: str, page: str) -> None:
-        """Check that the scheme goes with a framework `who`, described in `page`, that sums gradients in every step.
+        """Check that the scheme works with a framework `who`, described in `page`, that sums gradients in every step.
 
         Raises:
             ConfigError: It does not.
         """
         scheme = self.scheme
-        if scheme is not None and not scheme.sums_every_gradient:  # None: unknown, as the start will say.
+        if scheme is not None and not scheme.sums_every_gradient:  # None: unknown, which the start will report.
             raise ConfigError(
                 f"{who} sums gradients over all workers in every step, which the scheme {scheme.name!r} does not: use"
                 f" lb-bsp, dbs, bsp or batch_sizes, or write the loop with evenstep.prepare ({page})"
             )
 
-    def start_with(self, loader: Loop) -> None:
-        """Start, if that has not happened yet, and agree on a loader that was given later; for evenstep's own use."""
+    def start_with(self, loader: BatchLoop) -> None:
+        """Start if necessary, and agree on a loader that was given later; for evenstep's own use."""
         self.start()
         if self._running is not None and not loader.bound:
             self._running.bind_loader(loader)
 
-    def mean(self, value: Value, count: float) -> Value:
+    def mean_over_workers(self, value: Value, count: float) -> Value:
         """The mean of all workers' values, weighted by their counts, as `PreparedLoader.mean_over_workers`."""
         return self._started_loaders[0].mean_over_workers(value, count)
 
@@ -265,15 +234,17 @@ class Session:
             ConfigError: Workers do not wait for each other (on servers).
             WorkerLostError: A worker died or stopped, or did not call it; the message names it.
         """
-        return self._started_loaders[0].gather_over_workers(values)
+        engine = self._started_loaders[0].engine
+        with engine.meeting():
+            return torch.cat(rows_of_all(engine.workers, values))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run is and what its sizes are decided from, as `PreparedLoader.state_dict`; of all loaders."""
+        """The run's progress and the basis of its sizes, like `PreparedLoader.state_dict` but of all loaders."""
         states = [each.state_dict() for each in self._started_loaders]
         return states[0] if len(states) == 1 else {"loaders": states}
 
     def load_state_dict(self, state: Any) -> None:
-        """Continue from where `state_dict` was called, as `PreparedLoader.load_state_dict`.
+        """Continue from where `state_dict` was called, like `PreparedLoader.load_state_dict`.
 
         Raises:
             ConfigError: The state is damaged, or of other loaders.
@@ -289,25 +260,34 @@ class Session:
             each.load_state_dict(saved)
 
     def close(self) -> None:
-        """End the run on every worker. The user's own objects can be prepared again; what was prepared cannot be used.
+        """End the run on every worker. The user's objects can be prepared again; the prepared ones cannot be used.
 
         A loop over a prepared loader then raises a ConfigError, and a prepared model's first forward pass for training
-        gives a warning. Only needed in processes that prepare several times.
+        gives a warning. Only needed in processes that prepare several times, or after an asynchronous checkpoint.
+
+        Raises:
+            CheckpointError: A checkpoint that was saved asynchronously could not be written.
         """
+        if self.closed:
+            return
         self.closed = True
         self._remove_guards()
         for loader in self._loaders:
             loader.release()
-        if self._running is not None:
-            self._running.close()
         for model in self._prepared:
             model.release()
+        if self._running is not None:
+            self._running.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            self.close()
+        except CheckpointError:
+            if kind is None:  # Otherwise the script's own error says more.
+                raise
 
     def expected_length(self, loader: DataLoader[Any]) -> int:
         """The iterations of an epoch, as expected before the workers have agreed on them."""
@@ -315,20 +295,16 @@ class Session:
         if order.sampling.lists:
             return len(order.sampling.sampler)
         size, drop_last = self.expected_batch_size(loader), order.sampling.drop_last
-        whole = self._expected_workers if self._settings["partition"] == "private" else 1
+        whole = self._expected_workers if self._request.partition == "private" else 1
         return Ledger(length=order.length * whole, global_batch_size=size, drop_last=drop_last).iterations
 
     def expected_batch_size(self, loader: DataLoader[Any]) -> int:
         """The samples of an iteration, as expected before the workers have agreed on them."""
-        scheme, given = self.scheme, self._settings["global_batch_size"]
-        if given == AUTO:
-            folder = self._settings["run_dir"] or self._launched.run_dir
-            found = None if folder is None else FoundBatch.read(Path(folder))
-            given = None if found is None else found.global_batch_size
-        if given is None and scheme is not None and scheme.load.given_sizes is not None:
-            given = sum(scheme.load.given_sizes)
-        own = self._expected_order(loader).sampling.global_batch_size(self._expected_workers) or 1
-        return given if given is not None else own
+        sampling = self._expected_order(loader).sampling
+        try:
+            return self._request.whole_batch_size(self._request.asked_scheme(), sampling, self._expected_workers)
+        except ConfigError:
+            return sampling.global_batch_size(self._expected_workers) or 1  # `start` tells all workers.
 
     def _expected_order(self, loader: DataLoader[Any]) -> EpochOrder:
         workers = Workers(rank=0, count=self._expected_workers, host="", timeout_seconds=0.0)
@@ -337,7 +313,7 @@ class Session:
     @property
     def _expected_workers(self) -> int:
         if dist.is_initialized():
-            return dist.get_world_size(self._settings["process_group"])
+            return dist.get_world_size(self._request.process_group)
         return int(os.environ.get("WORLD_SIZE", "1"))
 
     @property
@@ -358,7 +334,7 @@ class Session:
             )
 
     def _require_unstrayed(self, *_: Any) -> None:
-        """Called before steps until the session starts."""
+        """Check, before each step until the session starts, that no model was trained yet."""
         if self._expected_workers > 1 and any(model.strayed for model in self._prepared):
             raise ConfigError(NO_BATCH)
 
@@ -377,17 +353,8 @@ class Session:
 
     @property
     def _sums_every_gradient(self) -> bool:
-        """Whether each backward is an exchange with all workers, as in DistributedDataParallel."""
+        """True if each backward is an exchange with all workers, as in DistributedDataParallel."""
         return self.scheme is not None and self.scheme.sums_every_gradient
-
-    @property
-    def scheme(self) -> Scheme | None:
-        """The scheme that was asked for; None if there is none of that name, of which `start` tells all workers."""
-        given = {"model": (), "optimizer": (), "schedulers": (), "comm_hook": None, **self._settings}
-        try:
-            return Request.of(DataLoader([0]), self._launched, **given).asked_scheme()  # type: ignore[arg-type]
-        except (ConfigError, TypeError, AttributeError):
-            return None
 
 
 def _one_or_all(given: list[Any]) -> Any:

@@ -47,5 +47,5 @@ class Address:
 
 
 def is_loopback(sock: socket.socket) -> bool:
-    """Whether a TCP socket is bound to the loopback interface."""
+    """True if a TCP socket is bound to the loopback interface."""
     return ipaddress.ip_address(sock.getsockname()[0]).is_loopback

@@ -54,7 +54,7 @@ class Connection(Protocol):
         """
 
     def receive(self, timeout: float | None = None) -> Message:
-        """The next message, within `timeout` seconds. The rest of the payload of the last message is discarded.
+        """Receive the next message, within `timeout` seconds. The unread payload of the last message is discarded.
 
         Raises:
             SilentError: No message began in time.
@@ -70,20 +70,4 @@ class Connection(Protocol):
         """
 
     def close(self) -> None:
-        """End the connection for both peers, and wake threads that wait in it. Closing twice does no harm."""
-
-
-class Listener(Protocol):
-    """Accepts connections. `addresses`: where it can be reached, best first."""
-
-    addresses: tuple[str, ...]
-
-    def accept(self) -> Connection:
-        """The next peer that has proved that it knows the secret.
-
-        Raises:
-            ConnectionLostError: The listener was closed.
-        """
-
-    def close(self) -> None:
-        """Accept no more peers, and wake threads that wait in `accept`."""
+        """End the connection for both peers, and wake threads that wait in it. Closing twice is harmless."""

@@ -1,9 +1,8 @@
-"""The TLS certificate of a listener, which is made when it starts and kept in memory only."""
+"""The TLS certificate of a listener, made when it starts and kept in memory only."""
 
 import contextlib
 import os
 import ssl
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -27,7 +26,7 @@ class Certificate:
 
     @classmethod
     def create(cls) -> Self:
-        """A new certificate with a new key; ConfigError if the package `cryptography` is missing."""
+        """Make a certificate with a new key; ConfigError if the package `cryptography` is missing."""
         try:
             from cryptography import x509
             from cryptography.hazmat.primitives import hashes, serialization
@@ -59,7 +58,7 @@ class Certificate:
 
 
 def client_context() -> ssl.SSLContext:
-    """The TLS context of a client. It accepts any certificate, which the proof of the secret then verifies."""
+    """Make the TLS context of a client. It accepts any certificate; the proof of the secret then verifies it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -69,16 +68,8 @@ def client_context() -> ssl.SSLContext:
 
 @contextlib.contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
-    """A path from which OpenSSL can read the key; in memory only, if the system allows that."""
-    try:
-        descriptor = os.memfd_create("evenstep", os.MFD_CLOEXEC)
-    except (AttributeError, OSError):
-        with tempfile.NamedTemporaryFile(prefix="evenstep-") as file:  # Readable by this user only.
-            file.write(content)
-            file.flush()
-            yield file.name
-        return
-    with open(descriptor, "wb") as file:
+    """Yield a path from which OpenSSL can read the key. Servers run on Linux alone, where it is in memory only."""
+    with open(os.memfd_create("evenstep", os.MFD_CLOEXEC), "wb") as file:
         file.write(content)
         file.flush()
-        yield f"/proc/self/fd/{descriptor}"
+        yield f"/proc/self/fd/{file.fileno()}"

@@ -24,7 +24,7 @@ PREFIX_BYTES: Final = _PREFIX.size
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a connection accepts. `patience_seconds`: how long a peer may pause in the middle of a message."""
+    """The limits of what a connection accepts. `patience_seconds`: how long a peer may pause in mid-message."""
 
     header_bytes: int = 2**16
     payload_bytes: int = 2**36
@@ -43,7 +43,7 @@ class Prefix(NamedTuple):
     files: int
 
     def encode(self) -> bytes:
-        """As `PREFIX_BYTES` bytes."""
+        """Encode as `PREFIX_BYTES` bytes."""
         return _PREFIX.pack(_MAGIC, VERSION, self.files, self.header_bytes, self.payload_bytes)
 
     @classmethod
@@ -82,7 +82,7 @@ def check_sendable(header: bytes, files: Sequence[int], limits: Limits = DEFAULT
 
 
 def as_bytes(buffer: memoryview) -> memoryview:
-    """A view of the buffer as bytes; ValueError if it is not contiguous."""
+    """View the buffer as bytes; ValueError if it is not contiguous."""
     if not buffer.c_contiguous:
         raise ValueError("the payload is not contiguous: make the array contiguous before sending or receiving it")
     if buffer.nbytes == 0:
@@ -91,7 +91,7 @@ def as_bytes(buffer: memoryview) -> memoryview:
 
 
 def writable(buffers: Sequence[memoryview]) -> list[memoryview]:
-    """Views of the buffers as writable bytes; ValueError if one is read-only or not contiguous."""
+    """View the buffers as writable bytes; ValueError if one is read-only or not contiguous."""
     body = [as_bytes(buffer) for buffer in buffers]
     if any(buffer.readonly for buffer in body if buffer):
         raise ValueError("a payload cannot be read into read-only memory: give writable buffers")
@@ -99,7 +99,7 @@ def writable(buffers: Sequence[memoryview]) -> list[memoryview]:
 
 
 def wrong_room(room: int, unread: int) -> ValueError:
-    """The error for buffers of `room` bytes and a payload of `unread` bytes."""
+    """Make the error for buffers of `room` bytes and a payload of `unread` bytes."""
     return ValueError(f"the buffers have {room} bytes, but the payload has {unread}: give buffers of exactly that size")
 
 

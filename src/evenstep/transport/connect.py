@@ -42,7 +42,7 @@ def connect(
 
 
 def _introduced(address: Address, secret: bytes, deadline: Deadline) -> socket.socket:
-    """A socket whose peer has proved that it knows the secret."""
+    """Return a socket whose peer has proved that it knows the secret."""
     sock = _reach(address, deadline)
     try:
         certificate = b""
@@ -59,7 +59,7 @@ def _introduced(address: Address, secret: bytes, deadline: Deadline) -> socket.s
 
 
 def _reach(address: Address, deadline: Deadline) -> socket.socket:
-    """A connected socket."""
+    """Return a connected socket."""
     if address.scheme != "unix":
         sock = socket.create_connection((address.name, address.port), deadline.left())
     else:

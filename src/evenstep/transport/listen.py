@@ -43,8 +43,8 @@ def listen(
         host: The host name or IP address by which the peers reach this host. Beyond loopback everything is encrypted.
         port: 0 lets the system choose a port.
         secret: At least 16 random bytes.
-        local: Listen on an abstract Unix socket, too, if the system has them.
-        limits: What connections accept.
+        local: Also listen on an abstract Unix socket, if the system has them.
+        limits: The limits of what connections accept.
         admit_seconds: How long a peer may take to prove that it knows the secret.
 
     Raises:
@@ -68,7 +68,7 @@ def listen(
 
 @final
 class StreamListener:
-    """A `Listener` on stream sockets, made by `listen`."""
+    """Accepts connections, made by `listen`. `addresses`: where it can be reached, best first."""
 
     def __init__(
         self,
@@ -97,6 +97,11 @@ class StreamListener:
             thread.start()
 
     def accept(self) -> Connection:
+        """Return the next peer that has proved that it knows the secret.
+
+        Raises:
+            ConnectionLostError: The listener was closed.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._admitted or self._closed)
             if self._closed:
@@ -104,6 +109,7 @@ class StreamListener:
             return self._admitted.popleft()
 
     def close(self) -> None:
+        """Accept no more peers, and wake threads that wait in `accept`."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -162,7 +168,7 @@ class StreamListener:
     def _admit(self, sock: socket.socket) -> None:
         try:
             connection = self._proven(sock)
-        except (OSError, ValueError):  # The peer is not accepted, whatever it sent.
+        except (OSError, ValueError):  # Reject the peer, whatever it sent.
             connection = None
         with self._changed:
             del self._pending[sock]
@@ -201,12 +207,12 @@ def _tcp_door(host: str, port: int) -> tuple[socket.socket, Address]:
 
 
 def _name(secret: bytes, port: int) -> str:
-    """The name of a Unix socket: other users cannot guess it, and a later listener on the port has the same."""
+    """Return the name of a Unix socket: other users cannot guess it, and a later listener on the port has the same."""
     return f"evenstep-{hmac.digest(secret, f'unix socket beside port {port}'.encode(), 'sha256')[:8].hex()}"
 
 
 def _unix_door(name: str) -> tuple[socket.socket, Address]:
-    """An abstract Unix socket of this name."""
+    """Make an abstract Unix socket of this name."""
     address = Address(scheme="unix", name=name)
     door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -35,7 +35,7 @@ class Deadline:
         self._end = time.monotonic() + seconds
 
     def left(self) -> float:
-        """The seconds until then; TimeoutError if it has passed."""
+        """Return the seconds until then; TimeoutError if it has passed."""
         left = self._end - time.monotonic()
         if left <= 0:
             raise TimeoutError("timed out")
@@ -52,7 +52,7 @@ def require_secret(secret: bytes) -> None:
 
 
 def admit(sock: socket.socket, *, secret: bytes, certificate: bytes, deadline: Deadline) -> None:
-    """The server's side of the handshake.
+    """Do the server's side of the handshake.
 
     Raises:
         ConnectionLostError: The client does not know the secret.
@@ -68,7 +68,7 @@ def admit(sock: socket.socket, *, secret: bytes, certificate: bytes, deadline: D
 
 
 def introduce(sock: socket.socket, *, secret: bytes, certificate: bytes, deadline: Deadline) -> None:
-    """The client's side of the handshake.
+    """Do the client's side of the handshake.
 
     Raises:
         ConnectionLostError: The peer is not a server of this version, refuses, or does not know the secret.
@@ -95,7 +95,7 @@ def introduce(sock: socket.socket, *, secret: bytes, certificate: bytes, deadlin
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Exchange:
-    """What both proofs cover: the nonces of server and client, and the server's certificate (empty if none)."""
+    """The data that both proofs cover: the nonces of server and client, and the server's certificate, empty if none."""
 
     secret: bytes
     server: bytes

@@ -1,15 +1,13 @@
 """Memory that two processes on one host share, through an open file without a name."""
 
 import contextlib
-import errno
 import fcntl
 import mmap
 import os
 import stat
-import tempfile
 from typing import Final, Self, final
 
-from evenstep.core.errors import ConfigError, ProtocolError
+from evenstep.core.errors import ProtocolError
 
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _FIXED_SIZE: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -41,22 +39,19 @@ class Segment:
 
     @classmethod
     def create(cls, nbytes: int) -> Self:
-        """A new segment, filled with zeros.
+        """Make a segment of at least one byte, filled with zeros.
 
         Raises:
-            ConfigError: `nbytes` is less than 1.
             OSError: There is not enough memory.
         """
-        if nbytes < 1:
-            raise ConfigError(f"a segment of {nbytes} bytes is not possible: use at least 1")
         return cls(_create(nbytes), nbytes)
 
     @classmethod
     def open(cls, descriptor: int, nbytes: int) -> Self:
-        """The segment whose descriptor a peer has passed. The descriptor is closed.
+        """Open the segment whose descriptor a peer has passed. The descriptor is closed.
 
         Raises:
-            ProtocolError: The file has another size or a name, or could still shrink.
+            ProtocolError: The file has another size, or could still shrink.
         """
         try:
             _check(descriptor, nbytes)
@@ -68,13 +63,13 @@ class Segment:
         return segment
 
     def close_descriptor(self) -> None:
-        """Close the file; the memory stays. Calling this twice does no harm."""
+        """Close the file; the memory stays. Calling this twice is harmless."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
         self.descriptor = -1
 
     def close(self) -> None:
-        """Free the memory, now or with the last array that views it. Calling this twice does no harm."""
+        """Free the memory, now or with the last array that views it. Calling this twice is harmless."""
         if self._closed:
             return
         self._closed = True
@@ -94,13 +89,10 @@ class Segment:
 
 
 def _create(nbytes: int) -> int:
-    """An open file without a name. Its memory is reserved, since running out of it later would end the process."""
+    """Make an open file without a name. Its memory is reserved: running out of it later would end the process."""
+    descriptor = os.memfd_create("evenstep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        descriptor = os.memfd_create("evenstep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    except (AttributeError, OSError):  # Not Linux, or a sandbox that does not allow it.
-        return _create_unlinked(nbytes)
-    try:
-        _reserve(descriptor, nbytes)
+        os.posix_fallocate(descriptor, 0, nbytes)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(descriptor)
@@ -108,37 +100,13 @@ def _create(nbytes: int) -> int:
     return descriptor
 
 
-def _create_unlinked(nbytes: int) -> int:
-    with tempfile.TemporaryFile(prefix="evenstep-", buffering=0) as file:
-        _reserve(file.fileno(), nbytes)
-        return os.dup(file.fileno())
-
-
-def _reserve(descriptor: int, nbytes: int) -> None:
-    try:
-        os.posix_fallocate(descriptor, 0, nbytes)
-    except OSError as error:
-        if error.errno != errno.EOPNOTSUPP:
-            raise
-        os.ftruncate(descriptor, nbytes)
-
-
 def _check(descriptor: int, nbytes: int) -> None:
-    status = os.fstat(descriptor)
+    status, seals = os.fstat(descriptor), 0
     if not stat.S_ISREG(status.st_mode) or status.st_size != nbytes or nbytes < 1:
         raise ProtocolError(
             f"the peer passed a file of {status.st_size} bytes as a segment of {nbytes}: both must have the same layout"
         )
-    if status.st_nlink:
-        raise ProtocolError("the peer passed a file that has a name as a segment")
-    # An unsealed file is accepted only if this system cannot seal either.
-    if _can_seal() and fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _FIXED_SIZE != _FIXED_SIZE:
+    with contextlib.suppress(OSError):  # Only memory can be sealed.
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+    if seals & _FIXED_SIZE != _FIXED_SIZE:
         raise ProtocolError("the peer passed a segment that can still shrink")
-
-
-def _can_seal() -> bool:
-    try:
-        os.close(os.memfd_create("evenstep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-    except (AttributeError, OSError):
-        return False
-    return True

@@ -21,7 +21,7 @@ from evenstep.transport.wire import Wire
 _MAX_BUFFERS: Final = 1024
 _SCRATCH_BYTES: Final = 2**16
 _TURN_SECONDS: Final = 1.0
-"""How long a send that must not wait for the peer waits for another thread's message, which may wait for the peer."""
+"""How long a send with `wait` False waits for another thread's message, which may itself wait for the peer."""
 
 
 @final
@@ -41,10 +41,9 @@ class StreamConnection:
         self._receiving = threading.RLock()
         self._closed = False
         self._broken = False
-        """Whether a send has failed. Nothing more is sent, but earlier messages are still received."""
+        """True if a send has failed. Nothing more is sent, but earlier messages are still received."""
         self._unread = 0
         self._prefix = memoryview(bytearray(PREFIX_BYTES))
-        self._header = memoryview(bytearray(min(limits.header_bytes, _SCRATCH_BYTES)))
 
     def send(self, header: bytes, *payload: memoryview, files: Sequence[int] = (), wait: bool = True) -> None:
         if files and not self.local:
@@ -101,7 +100,7 @@ class StreamConnection:
         self._wire.set_reading_patience(seconds)
 
     def fileno(self) -> int:
-        """The socket's descriptor. On one host, it is readable if a message has begun."""
+        """Return the socket's descriptor. On one host, it is readable if a message has begun."""
         return self._wire.fileno()
 
     def close(self) -> None:
@@ -129,7 +128,7 @@ class StreamConnection:
 
     @staticmethod
     def _raise(error: BaseException, when_silent: str, *, ended: bool) -> NoReturn:
-        """Raise the reason. `ended`: the connection had ended before."""
+        """Raise the reason. `ended`: the connection had already ended."""
         if not isinstance(error, OSError):
             raise error
         if ended:
@@ -150,7 +149,7 @@ class StreamConnection:
                 _advance(buffers, written)
 
     def _await_message(self, timeout: float | None) -> tuple[int, list[int]] | None:
-        """The bytes of the next prefix that were read, and the files; None if nothing arrived in time."""
+        """Return the first bytes of the next prefix, and the files; None if nothing arrived in time."""
         if timeout is not None and not self._wire.wait(timeout):
             return None
         while True:
@@ -170,19 +169,13 @@ class StreamConnection:
             prefix = Prefix.decode(self._prefix, self._limits)
             if prefix.files != len(files):
                 raise ConnectionLostError(f"a message announced {prefix.files} files but came with {len(files)}")
-            header = self._read_header(prefix.header_bytes)
+            header = bytearray(prefix.header_bytes)
+            self._fill(memoryview(header))
         except BaseException:
             close_files(files)
             raise
         self._unread = prefix.payload_bytes
-        return Message(header=header, payload_bytes=prefix.payload_bytes, files=tuple(files))
-
-    def _read_header(self, header_bytes: int) -> bytes:
-        if header_bytes > len(self._header):
-            self._header = memoryview(bytearray(header_bytes))
-        header = self._header[:header_bytes]
-        self._fill(header)
-        return bytes(header)
+        return Message(header=bytes(header), payload_bytes=prefix.payload_bytes, files=tuple(files))
 
     def _fill(self, buffer: memoryview) -> None:
         while buffer:

@@ -17,7 +17,6 @@ _FILES_BYTES: Final = socket.CMSG_SPACE(MAX_FILES * array.array("i").itemsize)
 _SOCKET_BUFFER_BYTES: Final = 2**22
 _LOOPBACK_BUFFER_BYTES: Final = 2**18
 _TLS_CHUNK_BYTES: Final = 2**18
-_AHEAD_BYTES: Final = 2**12
 
 
 class Wire(Protocol):
@@ -33,22 +32,22 @@ class Wire(Protocol):
         """Wait until bytes, or the end, can be read; False if there are none after `timeout` seconds."""
 
     def read(self, buffer: memoryview) -> int:
-        """Read at least one byte into the buffer, and return the number; 0 at the end of the stream."""
+        """Read at least one byte into the buffer, and return the number of bytes; 0 at the end of the stream."""
 
     def read_with_files(self, buffer: memoryview) -> tuple[int, list[int]]:
-        """As `read`; returns also the open files that came with the bytes."""
+        """Like `read`, and also returns received file descriptors."""
 
     def write(self, buffers: Sequence[memoryview], files: Sequence[int], *, wait: bool = True) -> int:
-        """Write at least one byte of the buffers, in order, and return the number. Files go with the first byte.
+        """Write at least one byte of the buffers, in order; return the number of bytes. Files go with the first byte.
 
         With `wait` False, the patience is zero.
         """
 
     def set_reading_patience(self, seconds: float) -> None:
-        """Set the patience of reads. That of writes stays."""
+        """Set the patience of reads, but not of writes."""
 
     def fileno(self) -> int:
-        """The socket's descriptor, for a selector."""
+        """Return the socket's descriptor, for a selector."""
 
     def shut(self) -> None:
         """End the stream for both peers and wake threads that read or write. The descriptor stays open."""
@@ -59,11 +58,7 @@ class Wire(Protocol):
 
 @final
 class SocketWire:
-    """A plain socket: TCP, or a Unix socket, which can carry files.
-
-    Over TCP a small read takes all bytes that have arrived, so that the beginning of a message is one call. On a Unix
-    socket it does not: files come with a byte, and a selector would miss bytes that have been read already.
-    """
+    """A plain socket: TCP, or a Unix socket, which can carry files."""
 
     def __init__(self, sock: socket.socket, *, patience_seconds: float) -> None:
         self.local = sock.family == socket.AF_UNIX
@@ -75,21 +70,12 @@ class SocketWire:
         _tune(sock)
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
-        self._store = memoryview(bytearray(0 if self.local else _AHEAD_BYTES))
-        self._ahead = self._store[:0]
 
     def wait(self, timeout: float | None) -> bool:
-        return bool(self._ahead) or bool(self._readable.poll(_milliseconds(timeout)))
+        return bool(self._readable.poll(_milliseconds(timeout)))
 
     def read(self, buffer: memoryview) -> int:
-        if not self._ahead:
-            if len(buffer) >= len(self._store):
-                return self._socket.recv_into(buffer, 0, socket.MSG_WAITALL)
-            self._ahead = self._store[: self._socket.recv_into(self._store)]
-        count = min(len(buffer), len(self._ahead))
-        buffer[:count] = self._ahead[:count]
-        self._ahead = self._ahead[count:]
-        return count
+        return self._socket.recv_into(buffer, 0, socket.MSG_WAITALL)
 
     def read_with_files(self, buffer: memoryview) -> tuple[int, list[int]]:
         if not self.local:
@@ -184,14 +170,14 @@ class TlsWire:
 
 
 def wire_of(sock: socket.socket, patience_seconds: float) -> Wire:
-    """The wire over a connected socket, which the wire then owns."""
+    """Return the wire over a connected socket, which it then owns."""
     if isinstance(sock, ssl.SSLSocket):
         return TlsWire(sock, patience_seconds=patience_seconds)
     return SocketWire(sock, patience_seconds=patience_seconds)
 
 
 def shut(sock: socket.socket) -> None:
-    """End a socket's stream for both peers and wake threads that wait in it. Calling this twice does no harm."""
+    """End a socket's stream for both peers and wake threads that wait in it. Calling this twice is harmless."""
     try:
         # Not `SSLSocket.shutdown`, which removes the encryption while another thread still reads.
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
@@ -221,6 +207,6 @@ def _milliseconds(seconds: float | None) -> int | None:
 
 
 def _timeval(seconds: float) -> bytes:
-    """A `struct timeval` of at least a microsecond, since zero means for ever."""
+    """Return a `struct timeval` of at least a microsecond, since zero means for ever."""
     microseconds = max(1, round(seconds * 1_000_000))
     return struct.pack("@ll", microseconds // 1_000_000, microseconds % 1_000_000)

@@ -1,8 +1,8 @@
-"""What this worker's main thread does, for the pulse that the other workers see."""
+"""Tracks what this worker's main thread does, for the pulse that the other workers see."""
 
-import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from time import perf_counter
 from typing import final
 
 from evenstep.core.activity import Doing, Seen, next_iteration
@@ -10,50 +10,39 @@ from evenstep.core.activity import Doing, Seen, next_iteration
 
 @final
 class Activity:
-    """What the main thread does and since when. The main thread writes it; any thread may read it.
+    """Tracks what the main thread does and since when. The main thread writes it; any thread may read it.
 
     Attributes:
-        now: What it does, in or after which iteration, and since when.
+        now: Its activity, in or after which iteration, and since when by the clock.
 
     Args:
         clock: Returns seconds that do not go back.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
         self.now = (Doing.PREPARING, -1, clock())
 
     def mark(self, doing: Doing, iteration: int) -> None:
-        """The main thread does this from now on, in or after this iteration."""
+        """Note that the main thread does this from now on, in or after this iteration."""
         self.now = (doing, iteration, self._clock())
 
-    def doing(self, doing: Doing, iteration: int | None = None) -> AbstractContextManager[None]:
-        """The main thread does this while the context is open, in the given iteration or else the present one."""
-        return _While(self, doing, iteration)
+    @contextmanager
+    def doing(self, doing: Doing, iteration: int | None = None) -> Iterator[None]:
+        """While this is open, the main thread does this, in the given iteration or else the current one."""
+        before, present, _ = self.now
+        self.mark(doing, present if iteration is None else iteration)
+        try:
+            yield
+        finally:
+            self.mark(before, present)
 
     def waiting(self, iteration: int | None = None) -> AbstractContextManager[None]:
-        """The main thread waits for the others, in the given iteration or else the first that it has not completed."""
+        """While this is open, the main thread waits for the others, in this or the first incomplete iteration."""
         doing, present, _ = self.now
-        return _While(self, Doing.WAITING, next_iteration(doing, present) if iteration is None else iteration)
+        return self.doing(Doing.WAITING, next_iteration(doing, present) if iteration is None else iteration)
 
     def read(self) -> Seen:
-        """What the main thread does at this moment."""
+        """Return what the main thread does at this moment."""
         doing, iteration, since = self.now
         return Seen(doing=doing, iteration=iteration, seconds=self._clock() - since)
-
-
-@final
-class _While(AbstractContextManager[None]):
-    """Marks what the main thread does while it is open, and afterwards what it did before."""
-
-    def __init__(self, activity: Activity, doing: Doing, iteration: int | None) -> None:
-        self._activity = activity
-        self._doing = doing
-        self._iteration = iteration
-
-    def __enter__(self) -> None:
-        self._before = self._activity.now
-        self._activity.mark(self._doing, self._before[1] if self._iteration is None else self._iteration)
-
-    def __exit__(self, *exception: object) -> None:
-        self._activity.mark(*self._before[:2])

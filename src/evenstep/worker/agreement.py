@@ -1,54 +1,184 @@
-"""What workers of any framework agree on before a run: that all can begin, how small and large batches may be."""
+"""The agreement of workers of any framework before a run: that all can begin, and their smallest and largest batch."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, final
 
 import numpy as np
 
 from evenstep.cluster import Cluster, parse_slow
 from evenstep.cluster.slowness import Chain, Disturbance
+from evenstep.core.disagreement import Field, require_agreement
 from evenstep.core.errors import ConfigError, naming
 from evenstep.core.load import Static
+from evenstep.core.load.checked import load_policy
 from evenstep.core.load.limits import smallest_batch
+from evenstep.core.sync.checked import sync_policy
 from evenstep.core.values import UNLIMITED, IntArray, Problem
+from evenstep.core.version import VERSION
 from evenstep.launch.launch_settings import VARIABLES, LaunchSettings, read_cluster, require_emulable
-from evenstep.schemes import Scheme
+from evenstep.schemes import Scheme, placed
+from evenstep.worker.earlier import earlier_start, identity_of
 from evenstep.worker.hold import Hold
+
+Exchange: TypeAlias = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
+"""Exchanges this worker's record, as JSON, for the records of all workers, by rank; all workers call it together."""
+
+DRAWN: Final = Field(
+    phrase="a sampler that draws {}",
+    then="evenstep shares out what all are to have, so give every worker the same sampler in every epoch, for all of"
+    " the samples (as for a single process: num_replicas=1, rank=0) and seeded alike",
+)
+_MUST_AGREE: Final = {
+    "version": Field(phrase="version {} of evenstep"),
+    "scheme": Field(phrase="the scheme {}"),
+    "batch_size": Field(
+        phrase="a loader with a batch size of {}",
+        then="start every worker with the same (sizes by worker are what batch_sizes= is for)",
+    ),
+    "global_batch_size": Field(phrase="a global_batch_size of {}", none="no global_batch_size"),
+    "dataset": Field(phrase="a dataset of {} samples"),
+    "length": Field(phrase="an epoch of {} samples"),
+    "workers": Field(phrase="workers={}"),
+    "sampler": Field(phrase="a sampler {}", none="no custom sampler"),
+    "drawn": DRAWN,
+    "replacement": Field(phrase="replacement={}"),
+    "empty": Field(phrase="empty={}"),
+    "shuffle": Field(phrase="shuffle={}"),
+    "seed": Field(phrase="a seed of {} for the order of samples"),
+    "drop_last": Field(phrase="drop_last={}"),
+    "partition": Field(phrase="partition={}", none="no partition"),
+    "cost": Field(phrase="costs of samples with the checksum {}", none="no costs of samples"),
+    "parameters": Field(phrase="a model of {} parameters"),
+    "shapes": Field(phrase="parameters whose shapes have the checksum {}"),
+    "weights": Field(phrase="weights of {}"),
+    "optimizer": Field(phrase="the optimizer {}"),
+}
+"""The fields of workers' records that must be the same on all. Not every framework, nor every call, has all of them."""
 
 
 class Told(Protocol):
-    """What a worker was given, of which `record` is what the other workers are told, as JSON."""
+    """The `record` that a worker tells the others, as JSON."""
 
     @property
     def record(self) -> Mapping[str, Any]: ...
 
 
-_Own = TypeVar("_Own", bound=Told)
+_Told = TypeVar("_Told", bound=Told)
 
 
-def tell(
-    check: Callable[[], _Own], gather: Callable[[Mapping[str, Any]], list[dict[str, Any]]]
-) -> tuple[_Own, list[dict[str, Any]]]:
-    """What `check` returns, and the records of all workers; all workers must call it together.
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """This worker's part of an agreement.
+
+    `scheme` is the one that it was asked for; `hold` emulates slowness and, if `emulated`, another device. `failed` is
+    the batch, if any, that its device could not hold in an earlier run. `record` is told to the other workers.
+    """
+
+    scheme: Scheme
+    hold: Hold | None
+    emulated: bool
+    failed: int | None = None
+    record: Mapping[str, Any]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """The settings that are the same on all workers, and this worker's `own`.
+
+    `limits`: each worker's largest batch if known, int64 of shape [workers]. `workers`: the records of all workers.
+    """
+
+    scheme: Scheme
+    problem: Problem
+    limits: IntArray
+    workers: Sequence[Mapping[str, Any]]
+    own: Own
+
+
+def agree(check: Callable[[], Own], exchange: Exchange, *, size: Callable[[Scheme], int], usual: int = 1) -> Agreed:
+    """Check what this worker was given, and that all were given the same; all workers must call it together.
+
+    Args:
+        check: Checks everything that one worker can check alone.
+        exchange: Exchanges the records.
+        size: Returns the global batch size under the scheme, the same on every worker.
+        usual: The smallest batch if none is asked for.
+
+    Raises:
+        ConfigError: Something cannot work on this worker or on another, which is named.
+        DisagreementError: The workers were given different things.
+    """
+    own, records = tell(check, exchange)
+    require_same(records)
+    scheme = placed(own.scheme, [each["host"] for each in records], [each.get("gpu", "") for each in records])
+    limits = np.array([each["largest_batch"] for each in records], dtype=np.int64)
+    if scheme.load.maximum is not None:
+        limits = np.minimum(limits, scheme.load.maximum)
+    problem = _problem_of(scheme, size(scheme), limits, records, usual=usual)
+    # Refuse sizes that cannot be divided or grouped, in the same way on every worker.
+    load_policy(scheme.load, len(records)).allocate(problem)
+    sync_policy(scheme.sync, len(records))
+    return Agreed(scheme=scheme, problem=problem, limits=limits, workers=records, own=own)
+
+
+def require_same(records: Sequence[Mapping[str, Any]]) -> None:
+    """Check that all workers were given the same.
+
+    Raises:
+        DisagreementError: They were not. The message names the minority and is the same on every worker.
+    """
+    everywhere = set.intersection(*map(set, records))
+    require_agreement(records, {key: field for key, field in _MUST_AGREE.items() if key in everywhere})
+
+
+def record_of(
+    scheme: Scheme,
+    launched: LaunchSettings,
+    folder: Path | None,
+    *,
+    rank: int,
+    host: str,
+    device: str,
+    hold: Hold | None,
+) -> dict[str, Any]:
+    """Return what each worker tells the others about itself, besides its smallest and largest batch.
+
+    `folder` is the folder for events; `device` identifies the worker's device, also in later runs.
+    """
+    return {
+        "version": VERSION,
+        "scheme": scheme.name,
+        "host": host,
+        "device": device,
+        "identity": identity_of(device, hold),
+        "earlier": earlier_start(launched, folder, rank),
+    }
+
+
+def tell(check: Callable[[], _Told], exchange: Exchange) -> tuple[_Told, list[dict[str, Any]]]:
+    """Return the result of `check` and the records of all workers; all workers must call it together.
 
     Raises:
         ConfigError: The check failed on another worker, which is named; its own error on the worker where it failed.
     """
-    own: _Own | None = None
+    own: _Told | None = None
     failure: Exception | None = None
     try:
         own = check()
-    except Exception as error:  # Whatever it is, the others must not wait for this worker.
+    except Exception as error:  # Whatever failed, the others must not wait for this worker.
         failure = error
     try:
-        records = gather({"error": _sentence(failure)} if own is None else own.record)
+        records = exchange({"error": _sentence(failure)} if own is None else own.record)
     except Exception:
         if failure is None:
             raise
     if failure is not None:
-        raise failure  # It says more than that the others cannot be told.
+        raise failure  # More useful than an error about telling the others.
     assert own is not None
     for rank, record in enumerate(records):
         if "error" in record:
@@ -57,28 +187,14 @@ def tell(
 
 
 def _sentence(failure: Exception | None) -> str:
-    """What the other workers are told; an error of a user's dataset or sampler needs its type."""
+    """Return the sentence for the other workers; an error of a user's dataset or sampler needs its type."""
     return str(failure) if isinstance(failure, ConfigError) else f"{type(failure).__name__}: {failure}"
 
 
-def limits_of(scheme: Scheme, records: Sequence[Mapping[str, Any]]) -> IntArray:
-    """The largest batch of each worker if known, int64 of shape [workers]: its record's, and the scheme's maximum."""
-    limits = np.array([record["largest_batch"] for record in records], dtype=np.int64)
-    return limits if scheme.load.maximum is None else np.minimum(limits, scheme.load.maximum)
-
-
-def tells_plans(scheme: Scheme, records: Sequence[Mapping[str, Any]], rank: int) -> bool:
-    """Whether this worker records everybody's sizes: the first on its host, since hosts may have directories apart.
-
-    On servers all do: sizes reach each at another time, and a worker may leave.
-    """
-    return scheme.served is not None or all(each["host"] != records[rank]["host"] for each in records[:rank])
-
-
-def problem_of(
+def _problem_of(
     scheme: Scheme, global_batch_size: int, limits: IntArray, records: Sequence[Mapping[str, Any]], *, usual: int = 1
 ) -> Problem:
-    """What the sizes of these workers must satisfy at first. `usual`: the smallest batch if nothing else is asked for.
+    """Return the first conditions on the sizes of these workers. `usual`: the smallest batch if none is asked for.
 
     Raises:
         ConfigError: The global batch is too small for all of them, or not the sum of the sizes that the user gave.
@@ -105,10 +221,10 @@ def problem_of(
 def hold_of(
     emulate: Cluster | str | None, launched: LaunchSettings, *, rank: int, workers: int
 ) -> tuple[Hold | None, bool]:
-    """What emulates slowness on this worker, if anything does, and whether it emulates another device.
+    """Return what emulates slowness on this worker, if anything does, and whether it emulates another device.
 
     Args:
-        emulate: A cluster, or the path of its file; None for that of the environment, if there is one.
+        emulate: A cluster, or the path of its file; None for the environment's, if there is one.
         launched: The environment's settings.
         rank: This worker.
         workers: The number of workers.
@@ -147,7 +263,7 @@ def hold_of(
 
 
 def _cluster(emulate: Cluster | str | None, workers: int) -> Cluster | None:
-    """The cluster to emulate, if there is one; ConfigError if this many workers cannot emulate it."""
+    """Return the cluster to emulate, if any; ConfigError if this many workers cannot emulate it."""
     if emulate is None:
         return None
     cluster = emulate if isinstance(emulate, Cluster) else read_cluster(Path(emulate))

@@ -1,24 +1,31 @@
-"""Whether all workers have the same samples, of which each is to train on a part."""
+"""Checks that all workers have the same samples, of which each trains on a part."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 
+from evenstep.core.common_data import bytes_of, checksum, unlike
 from evenstep.core.errors import ConfigError, DisagreementError
 from evenstep.core.shown import shown
-from evenstep.core.sketch import Sketch, leaf_of, unlike
 from evenstep.core.values import IntArray
-
-Exchange = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
-"""Exchanges this worker's record for those of all."""
+from evenstep.worker.agreement import Exchange
 
 _REPEATS: Final = 3
 _ADVICE: Final = (
     "give all workers all of the data, which evenstep shares out, and no shards of your own; or"
     ' partition="common" if the data are the same'
 )
+
+
+def require_rows(arrays: Sequence[Any], indices: IntArray) -> None:
+    """Check that each array that the data returned has a row for each index; ConfigError if not."""
+    for each in arrays:
+        if np.shape(each)[:1] != (len(indices),):
+            raise ConfigError(
+                f"the data returned an array of shape {list(np.shape(each))} for {len(indices)} indices: let its"
+                " __getitem__ take an array of indices and return arrays with a row for each of them"
+            )
 
 
 def require_common(
@@ -31,12 +38,12 @@ def require_common(
     Args:
         batch_of: Returns the arrays of the batch with these indices, int64 of shape [rows].
         length: Samples in the data.
-        exchange: As named.
+        exchange: Exchanges this worker's record for the records of all.
         rank: This worker.
         partition: "common": the data are the same, whatever the samples say. None: compare them.
 
     Raises:
-        ConfigError: The partition is another.
+        ConfigError: The partition has another value.
     """
     if partition not in (None, "common"):
         raise ConfigError(
@@ -45,43 +52,38 @@ def require_common(
         )
     indices = np.unique(np.array([0, length // 2, length - 1], dtype=np.int64))
 
-    def sketch() -> Sketch:
-        rows = (np.asarray(row) for array in batch_of(indices) for row in np.asarray(array))
-        leaves = (leaf_of(row, row.shape) for row in rows)
-        return tuple(leaf for leaf in leaves if leaf is not None)
+    def own() -> int:
+        return checksum(bytes_of(np.asarray(array)) for array in batch_of(indices))
 
-    records = exchange({"partition": partition, "sketch": msgspec.to_builtins(sketch() if partition is None else ())})
+    records = exchange({"partition": partition, "samples": own() if partition is None else 0})
     if any(record["partition"] is not None for record in records):
         return
-    sketches = [msgspec.convert(record["sketch"], Sketch) for record in records]
-    require_alike(sketches, exchange, rank, again=sketch, advice=_ADVICE)
+    require_alike([record["samples"] for record in records], exchange, rank, again=own, advice=_ADVICE)
 
 
 def require_alike(
-    sketches: Sequence[Sketch], exchange: Exchange, rank: int, *, again: Callable[[], Sketch], advice: str
+    checksums: Sequence[int], exchange: Exchange, rank: int, *, again: Callable[[], int], advice: str
 ) -> None:
-    """Check that these sketches are of the same samples; all workers must call it together.
+    """Check that all workers' samples have the same checksum; all workers must call it together.
 
-    If they are not, each worker sketches its samples again. Samples that differ from one fetch to the next say nothing.
+    If they do not, each worker fetches its samples again. Samples that differ between fetches prove nothing.
 
     Args:
-        sketches: Of all workers.
-        exchange: As named.
+        checksums: The checksums of all workers' samples; 0 where they cannot be compared.
+        exchange: Exchanges this worker's record for the records of all.
         rank: This worker.
-        again: Sketches this worker's samples.
-        advice: What to do, for the error.
+        again: Fetches this worker's samples again, and returns their checksum.
+        advice: Advice for the error message.
 
     Raises:
         DisagreementError: Workers have different samples; the message names two, alike on every worker.
     """
-    odd = unlike(sketches)
+    odd = unlike(checksums)
     if odd is None:
         return
-    own = repr(msgspec.to_builtins(sketches[rank]))
-    same = all(repr(msgspec.to_builtins(again())) == own for _ in range(_REPEATS))
+    same = all(again() == checksums[rank] for _ in range(_REPEATS))
     if not all(each["same"] for each in exchange({"same": same})):
         return
-    first = next(rank for rank, sketch in enumerate(sketches) if sketch)
     raise DisagreementError(
-        f"worker {odd} has other samples than worker {first}, in a dataset of the same length: {advice}"
+        f"worker {odd[0]} has other samples than worker {odd[1]}, in a dataset of the same length: {advice}"
     )

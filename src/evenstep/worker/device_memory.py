@@ -1,4 +1,4 @@
-"""How much of its device's memory a worker's batches take, and how large they may become."""
+"""Learns how much of its device's memory a worker's batches take, and how large they may become."""
 
 import resource
 from collections.abc import Iterator
@@ -27,10 +27,10 @@ class MemoryProbe(Protocol):
     rounding_bytes: int
 
     def begin(self) -> None:
-        """An iteration starts: forget the peak before."""
+        """Start an iteration: forget the peak before."""
 
     def peak_bytes(self, batch_size: int) -> int:
-        """The peak since `begin`, of an iteration whose largest batch was `batch_size`."""
+        """Return the peak since `begin`, of an iteration whose largest batch was `batch_size`."""
 
 
 @final
@@ -53,7 +53,7 @@ class HostMemory:
     """This process's memory as the system counts it. Its peak never falls, so sizes must rise.
 
     Args:
-        workers: The workers on this host, which share what is free of its memory, or of their control group's.
+        workers: The workers on this host, which share its free memory, or the free memory of their control group.
         root: The folder that holds `proc` and `sys`.
     """
 
@@ -65,7 +65,7 @@ class HostMemory:
         self.capacity_bytes = max(free, 0) // workers + self.base_bytes
 
     def begin(self) -> None:
-        """The peak cannot be reset."""
+        """Do nothing: the peak cannot be reset."""
 
     def peak_bytes(self, batch_size: int) -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -73,21 +73,21 @@ class HostMemory:
 
 @final
 class AddressSpace:
-    """The addresses that RLIMIT_AS leaves to this process beside those that it has taken, most of them for libraries.
+    """The addresses that RLIMIT_AS still leaves to this process; libraries hold most of those that are taken.
 
-    Their peak never falls, so sizes must rise. A quarter stays free: what the C library keeps of freed addresses, and
-    how it places a tensor between them, differ from one size to the next.
+    Their peak never falls, so sizes must rise. A quarter stays free, because the freed addresses that the C library
+    keeps, and how it places a tensor between them, differ from one size to the next.
     """
 
     base_bytes = 0
-    rounding_bytes = 64 * 2**20  # The C library takes addresses by as much for each thread.
+    rounding_bytes = 64 * 2**20  # The C library reserves this many addresses for each thread.
 
     def __init__(self) -> None:
         self._taken = _peak_addresses()
         self.capacity_bytes = max(3 * (resource.getrlimit(resource.RLIMIT_AS)[0] - self._taken) // 4, 1)
 
     def begin(self) -> None:
-        """The peak cannot be reset."""
+        """Do nothing: the peak cannot be reset."""
 
     def peak_bytes(self, batch_size: int) -> int:
         return _peak_addresses() - self._taken
@@ -102,13 +102,13 @@ def _peak_addresses() -> int:
 
 
 def host_memory(workers: int) -> MemoryProbe:
-    """The memory of a worker on a CPU, of which there are this many on its host."""
+    """Return the memory of a worker on a CPU, with this many workers on its host."""
     limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
     return AddressSpace() if limited else HostMemory(workers)
 
 
 def _free_in_groups(root: Path) -> Iterator[int]:
-    """What is free of the memory of this process's control group and of its parents; nothing for those without limit.
+    """Yield the free memory of this process's control group and of its parents, as far as they have a limit.
 
     Pages of files that were not used lately count as free.
     """
@@ -141,6 +141,6 @@ class LearntLimit:
             self._model.out_of_memory(failed)
 
     def observe(self, batch_size: int) -> None:
-        """The iteration's compute is over; `batch_size` is its largest batch."""
+        """Learn from an iteration whose compute is over; `batch_size` is its largest batch."""
         self.largest_run = max(batch_size, self.largest_run)
         self._model.observe(batch_size, self._probe.peak_bytes(batch_size))

@@ -1,4 +1,4 @@
-"""What sizes are decided from, kept in a file, so that the next start of the run begins with the sizes of the last."""
+"""Keeps the basis of the sizes in a file, so that the next start of the run begins with the sizes of the last."""
 
 import hashlib
 import json
@@ -19,25 +19,24 @@ from evenstep.core.load.base import LoadPolicy
 from evenstep.core.values import Problem
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.schemes import Scheme
-from evenstep.telemetry.regular import open_regular
+from evenstep.telemetry.regular import read_regular
 from evenstep.worker.hold import Hold
 
 FILE: Final = "last-sizes.json"
 SELDOM: Final = 200
-_MAX_BYTES: Final = 64 << 20
 _SHOWN: Final = 80
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What the speeds of workers belong to.
+    """The circumstances for which the speeds of workers hold.
 
     Attributes:
-        version: Of evenstep, whose policies differ between versions in what they remember.
+        version: The version of evenstep, because its policies remember different things in different versions.
         scheme: The scheme string.
-        parameters: How many the model has; None if it is not known.
-        workers: By rank, a text that tells this worker from others: its host, its device, and what it emulates.
+        parameters: The number of parameters of the model; None if it is not known.
+        workers: By rank, a text that identifies this worker: its host, its device, and what it emulates.
     """
 
     version: str
@@ -50,11 +49,11 @@ class Setting:
 class LastSizes:
     """Keeps a policy's memory in folders: on the first worker, of a scheme that decides by speed.
 
-    Sizes may change in every iteration, so writing takes at most one in `SELDOM` of the time.
+    Sizes may change in every iteration, so writing takes at most one part in `SELDOM` of the time.
 
     Args:
         folders: Where the next start may look for it.
-        setting: What the speeds belong to.
+        setting: The circumstances for which the speeds hold.
         clock: Returns seconds that only rise.
     """
 
@@ -68,7 +67,7 @@ class LastSizes:
         self._changed = False
 
     def keep(self, policy: LoadPolicy, *, changed: bool) -> None:
-        """Replace what was kept if sizes have `changed` since, and it is time to."""
+        """Replace what was kept if sizes have `changed` since, and if enough time has passed."""
         self._changed |= changed
         began = self._clock()
         if self._changed and began >= self._due:
@@ -77,7 +76,7 @@ class LastSizes:
             self._due = now + SELDOM * (now - began)
 
     def _write(self, policy: LoadPolicy) -> None:
-        """A disk that is full, or a policy whose memory is not JSON, is not worth an error."""
+        """Write the file, without an error if the disk is full or the policy's memory is not JSON."""
         with suppress(OSError, TypeError, ValueError):
             kept = {"setting": self._setting, "policy": policy.state_dict()}
             text = json.dumps({**kept, "digest": _digest(kept)})
@@ -88,7 +87,7 @@ class LastSizes:
 
 
 def identity_of(device: str, hold: Hold | None) -> str:
-    """What tells this worker from others, in the next start too: its device, and what is emulated on it."""
+    """Return a text that identifies this worker, in the next start too: its device, and what is emulated on it."""
     if hold is None:
         return device
     emulated = repr((hold.disturbance, hold.largest_batch, hold.memory)).encode()
@@ -96,7 +95,7 @@ def identity_of(device: str, hold: Hold | None) -> str:
 
 
 def earlier_start(launched: LaunchSettings, run_dir: Path | None, rank: int) -> dict[str, Any] | None:
-    """What the first worker finds of an earlier start, and tells the others in its record; None on other workers.
+    """Find an earlier start on the first worker, which tells the others in its record; None on other workers.
 
     It looks where a restart under `evenstep run` finds it, then where the user says, then in the run directory.
     """
@@ -116,7 +115,7 @@ def earlier_start(launched: LaunchSettings, run_dir: Path | None, rank: int) -> 
 def last_sizes(
     scheme: Scheme, records: Sequence[Mapping[str, Any]], launched: LaunchSettings, run_dir: Path | None, rank: int
 ) -> LastSizes | None:
-    """What keeps these workers' sizes for the next start; None where another worker does, or nothing does."""
+    """Return the keeper of the sizes for the next start; None if another worker has it, or nothing is kept."""
     folders = [Path(folder) for folder in (launched.marks, run_dir) if folder is not None]
     if rank or not folders or not _remembers(scheme):
         return None
@@ -124,7 +123,7 @@ def last_sizes(
 
 
 def first_policy(scheme: Scheme, problem: Problem, records: Sequence[Mapping[str, Any]], rank: int) -> LoadPolicy:
-    """A new policy, with the memory of the earlier start that worker 0 has found, if that holds for these workers.
+    """Make a policy, with the memory of the earlier start that worker 0 has found, if it holds for these workers.
 
     All workers decide alike, from their records. The first one logs what became of it.
     """
@@ -150,7 +149,7 @@ def first_policy(scheme: Scheme, problem: Problem, records: Sequence[Mapping[str
 
 
 def _remembers(scheme: Scheme) -> bool:
-    """Whether workers decide the sizes from what they remember of their speeds; on servers, the servers do."""
+    """True if workers decide the sizes from what they remember of their speeds; on servers, the servers do."""
     return scheme.served is None and scheme.load.follows_speed
 
 
@@ -165,7 +164,7 @@ def _setting(scheme: Scheme, records: Sequence[Mapping[str, Any]]) -> Setting:
 
 
 def _unlike(kept: object, scheme: Scheme, records: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why what was kept does not hold for these workers."""
+    """Return why what was kept does not hold for these workers; None if it does."""
     if kept is None:
         return f"there is no {FILE} of a run in which sizes followed speeds"
     if not isinstance(kept, dict):
@@ -174,14 +173,14 @@ def _unlike(kept: object, scheme: Scheme, records: Sequence[Mapping[str, Any]]) 
         then = msgspec.convert(kept, _Kept)
     except msgspec.ValidationError as error:
         return f"{FILE} is damaged ({error})"
-    # Values that no policy has would be found only iterations later, if at all.
+    # Otherwise values that no policy has would be found iterations later, if at all.
     if then.digest != _digest({"setting": kept["setting"], "policy": kept["policy"]}):
         return f"{FILE} is damaged, or was edited"
     return difference(then.setting, _setting(scheme, records))
 
 
 def difference(then: Setting, now: Setting) -> str | None:
-    """The first difference that makes the speeds of an earlier start useless now, as half a sentence; None without.
+    """Return the first difference that makes earlier speeds useless now, as half a sentence; None without any.
 
     >>> one = Setting(version="1", scheme="lb-bsp", parameters=8, workers=("a", "b"))
     >>> difference(one, Setting(version="1", scheme="lb-bsp", parameters=8, workers=("a",)))
@@ -217,13 +216,12 @@ def _digest(kept: Mapping[str, Any]) -> str:
 
 
 def _read(path: Path) -> object:
-    """What a file holds, as JSON; a text that says why if it cannot be read, and None if it is not there."""
+    """Read a file as JSON. Returns a text that says why if it cannot be read, and None if it is not there."""
     try:
-        with open_regular(path) as file:
-            return json.loads(file.read(_MAX_BYTES))
+        return json.loads(read_regular(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         return f"cannot be read: {error.strerror or type(error).__name__}"
     except (ValueError, RecursionError):
-        return "is damaged: it is no JSON"
+        return "is damaged: it is not JSON"

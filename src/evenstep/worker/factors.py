@@ -12,7 +12,7 @@ import psutil
 from evenstep.core.values import Factors
 
 _CPU_SECONDS: Final = 0.1
-"""Between two readings of the cores, whose times come in ticks of 10 ms."""
+"""Seconds between two readings of the cores, whose times come in ticks of 10 ms."""
 _MEMORY_SECONDS: Final = 4.0
 
 
@@ -20,7 +20,7 @@ _MEMORY_SECONDS: Final = 4.0
 class FactorSampler:
     """Reads the driving factors of a worker on a CPU, for predictors that use them.
 
-    LB-BSP (arXiv 1806.02508; SoCC'20) takes `100 - cpu_percent` of the whole machine since the last reading. That
+    LB-BSP (arXiv 1806.02508; SoCC'20) uses `100 - cpu_percent` of the whole machine since the last reading. That
     counts the worker's own work as taken, and it falls to 0 while a competitor uses the cores of a waiting worker.
     Here the share is of the cores that the worker may use, minus what other processes took of them, but at least the
     worker's fair share: a thread with one competitor on its core reads 0.5, whether it computes or waits. The quota of
@@ -42,7 +42,7 @@ class FactorSampler:
         self._memory = (-math.inf, 1.0)
 
     def sample(self) -> Factors:
-        """The factors now. Reads the cores at most every 0.1 s and the memory at most every 4 s. Never raises."""
+        """Read the current factors: the cores at most every 0.1 s and the memory at most every 4 s. Never raises."""
         return Factors(cpu_availability=self._cpu(), memory_availability=self._memory_availability())
 
     def _cpu(self) -> float:
@@ -66,7 +66,7 @@ class FactorSampler:
 
 
 def usable_cores() -> frozenset[int]:
-    """The cores that this thread may run on, given `taskset`, cpusets and containers."""
+    """Return the cores that this thread may run on, given `taskset`, cpusets and containers."""
     try:
         return frozenset(os.sched_getaffinity(0))
     except AttributeError:  # Not every system has it.
@@ -74,7 +74,7 @@ def usable_cores() -> frozenset[int]:
 
 
 def share_left(*, cores: int, threads: int, others: float) -> float:
-    """The share, 0 to 1, of the processors that `threads` busy threads on `cores` cores could have.
+    """Return the share, 0 to 1, of the processors that `threads` busy threads on `cores` cores could have.
 
     `others` is the number of these cores that other processes took on average. While the threads wait, others may take
     all cores, but would have to share them afterwards.
@@ -85,7 +85,7 @@ def share_left(*, cores: int, threads: int, others: float) -> float:
 
 
 def _busy_seconds(cores: frozenset[int]) -> float:
-    """The seconds that these cores were busy since the machine started."""
+    """Return the seconds that these cores were busy since the machine started."""
     times = psutil.cpu_times(percpu=True)
     return math.fsum(
         sum(times[core][:8]) - times[core].idle - getattr(times[core], "iowait", 0.0)
@@ -95,7 +95,7 @@ def _busy_seconds(cores: frozenset[int]) -> float:
 
 
 def _quota_files(root: Path) -> list[tuple[Path, ...]]:
-    """The CPU quota files of this process's control group and its parents, in version 2 or 1."""
+    """Return the CPU quota files of this process's control group and its parents, in version 2 or 1."""
     one = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     return [
         tuple(folder / name for name in names)
@@ -106,7 +106,7 @@ def _quota_files(root: Path) -> list[tuple[Path, ...]]:
 def group_folders(
     root: Path, controller: str, *, two: tuple[str, ...], one: tuple[str, ...]
 ) -> list[tuple[Path, tuple[str, ...]]]:
-    """The folders of this process's control group and its parents that have these files, in version 2 or 1."""
+    """Return the folders of this process's control group and its parents that have these files, in version 2 or 1."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -125,7 +125,7 @@ def group_folders(
 
 
 def _quota(files: tuple[Path, ...]) -> float:
-    """The number of cores whose time the group may use; infinite without a quota."""
+    """Return the number of cores whose time the group may use; infinite without a quota."""
     try:
         quota, period = " ".join(file.read_text() for file in files).split()
         return int(quota) / int(period) if int(quota) > 0 else math.inf

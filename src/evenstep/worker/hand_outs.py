@@ -1,31 +1,34 @@
-"""Which batch a forward pass is of: a queue between the batches that are handed out and those that are computed."""
+"""Finds the batch of a forward pass, with a queue between the batches handed out and those computed."""
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, final
+from weakref import ref
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import MicroBatch, Share
 
 _RECENT: Final = 16
-"""How many batches before the one in hand are known by their form; by their memory all are that the script keeps."""
+"""How many batches before the current one are known by form. By memory, all are that the script keeps."""
 
 
 @final
 @dataclass(slots=True, eq=False)
 class Origin:
-    """Stands for a loader among those of a session.
+    """Stands for one of the loaders of a session.
 
     Attributes:
-        number: Which of them it is, in the order in which they were given.
-        batch: Its batch in hand.
-        computed: Whether a forward pass was on a batch of its present loop, or last one; None if none was handed out.
+        number: Its index among them, in the order in which they were given.
+        batch: Its current batch.
+        computed: Whether a forward pass was on a batch of its current loop, or last one; None if none was handed out.
+        stepped: The `iteration` of the batch that was current when an optimizer last stepped.
     """
 
     number: int = 0
     batch: "HandedOut | None" = None
     computed: bool | None = None
+    stepped: int = 0
 
 
 @final
@@ -36,15 +39,15 @@ class HandedOut:
     Attributes:
         origin: The loader that handed it out.
         iteration: How many iterations this loader has handed out with it.
-        done: How many iterations of its epoch were.
-        weight: What its gradient counts, where its engine knows that beforehand.
-        units: What the script has counted in it (`weigh_by`), as its engine keeps it; None if it has not.
+        done: How many iterations of its epoch this loader has handed out with it.
+        weight: The weight of its gradient, if its engine knows it beforehand.
+        units: The units that the script has counted in it (`weigh_by`), as its engine keeps them; None if it has not.
         passed: The forward passes of each model on it, in the order of their first.
         open: Whether a forward pass waits for its backward.
         backward: Whether a backward has begun.
         closed: Whether its gradient has been synchronised, pushed or stepped on.
-        traces: What the engine recognises its tensors by.
-        claimed: What its engine knows of its claim, on servers.
+        traces: The means by which the engine recognises its tensors; `own` holds weak references to their memory.
+        claimed: On servers, the engine's data about its claim.
     """
 
     share: Share
@@ -64,16 +67,16 @@ class HandedOut:
 
     @property
     def finished(self) -> bool:
-        """Whether its gradient is complete."""
+        """True if its gradient is complete."""
         return self.closed or bool(self.passed and not self.open)
 
     @property
     def computed(self) -> bool:
-        """Whether it has a gradient, even if there was a forward pass without a backward since."""
+        """True if it has a gradient, even if a later forward pass had no backward."""
         return self.backward or self.finished
 
     def weighs_as(self, other: "HandedOut") -> bool:
-        """Whether the gradients of both count alike."""
+        """True if the gradients of both have the same weight."""
         return self is other or (self.units is None is other.units and self._counts() == other._counts())
 
     def _counts(self) -> tuple[float | None, int, int, int, float]:
@@ -82,26 +85,28 @@ class HandedOut:
 
 
 class Evidence(Protocol):
-    """What a forward pass was given, compared with batches that were handed out."""
+    """The inputs of a forward pass, to compare with batches that were handed out."""
 
     def same(self, batch: HandedOut, /) -> bool:
-        """Whether some of it lies in this batch's memory."""
+        """True if some of the inputs lie in this batch's memory."""
 
     def alike(self, batches: Sequence[HandedOut], /) -> list[HandedOut]:
-        """Those of these batches whose form it has; none if it has another form than all of them."""
+        """Return those of these batches that have the form of the inputs; none if their form fits no batch."""
 
 
 @final
 class HandOuts:
-    """The batch in hand, those that were fetched ahead of it, and those before it.
+    """The current batch, those that were fetched ahead of it, and those before it.
 
-    A batch is in hand from its hand-out if the one before is finished. Otherwise it waits for its forward pass. If
-    several batches wait, a forward pass is of the batch in whose memory its inputs lie. Inputs that were copied, as to
-    a device, are known by their form: batches are computed in their order, and the form must be that of the batch whose
-    turn it is, or of one other batch alone. If the form cannot tell, batches that weigh alike need not be told apart.
+    A batch becomes current at its hand-out if the one before is finished. Otherwise it waits for its forward pass. If
+    several batches wait, a forward pass is of the batch in whose memory its inputs lie. Inputs that were copied, for
+    example to a device, are known by their form: batches are computed in order, and the form must fit the batch whose
+    turn it is, or exactly one other batch. If the form cannot tell, batches of equal weight need not be told apart.
+    The inputs are not looked at if no batch waits, the script has dropped all earlier ones, and the model has not
+    computed the current one yet.
 
     If two batches weigh differently, their lengths differ on some worker. So a form that fits both on this worker fits
-    one of them on another, and workers that take a forward pass for different batches disagree on the iteration, which
+    one of them on another. Workers that take a forward pass for different batches then disagree on the iteration, which
     is an error before the optimizer steps.
     """
 
@@ -110,25 +115,29 @@ class HandOuts:
         self.ahead: deque[HandedOut] = deque()
         self._told = False
         self._sure = True
-        """Whether the batch in hand is certain. If not, it only weighs as much as the one that is computed."""
+        """True if the current batch is certain. If not, it only has the same weight as the one that is computed."""
         self._moves = 0
-        self._past: list[HandedOut] = []
-        """Batches before the one in hand: the latest, and all whose tensors the script keeps."""
+        self._recent: deque[HandedOut] = deque(maxlen=_RECENT)
+        """The latest batches before the current one."""
+        self._kept: list[HandedOut] = []
+        """Batches before the current one whose tensors the script may still keep."""
+        self._memory: set[ref[Any]] = set()
+        """Weak references to the tensors' memory of those."""
         self._passes: dict[int, int] = {}
-        """The most forward passes of each model on one of those."""
+        """The most forward passes of each model on any of those."""
 
     def ask(self) -> None:
-        """The script asks for a batch, so it is done with the one in hand if that is finished."""
+        """Called when the script asks for a batch: it is finished with the current one if that is complete."""
         if self.in_hand is not None and self.in_hand.passed:
             self._told = False  # The script must tell each batch.
         if self.ahead and self.in_hand is not None and self.in_hand.finished:
             self._moves = min(self._moves + 1, len(self.ahead))
 
     def put(self, batch: HandedOut) -> bool:
-        """A batch is handed out; whether it is in hand at once."""
+        """Add a batch that is handed out; return True if it becomes current at once."""
         now = self.in_hand
         self.ask()
-        if self.ahead or (now is not None and not self.done):
+        if self.ahead or (now is not None and not (self._sure and (now.closed or now.finished))):
             if now is not None and now.origin is not batch.origin and self._done_with(batch.origin):
                 batch.origin.batch = batch
             self.ahead.append(batch)
@@ -142,17 +151,27 @@ class HandOuts:
             return
         for model, passes in batch.passed.items():
             self._passes[model] = max(passes, self._passes.get(model, 0))
-        old, recent = self._past[: 1 - _RECENT], self._past[1 - _RECENT :]
-        self._past = [*[each for each in old if each.traces and each.traces.kept], *recent, batch]
+        self._recent.append(batch)
+        if batch.traces is not None:
+            self._kept.append(batch)
+            self._memory |= batch.traces.own
+        if len(self._kept) > 2 * _RECENT:
+            self._kept = [each for each in self._kept if any(map(ref.__call__, each.traces.own))]
+            self._memory = set().union(*(each.traces.own for each in self._kept))
+
+    @property
+    def _past(self) -> list[HandedOut]:
+        """Batches before the current one: the latest, and all whose tensors the script keeps."""
+        return [*[each for each in self._kept if each not in self._recent], *self._recent]
 
     def _done_with(self, origin: Origin) -> bool:
-        """Whether the script is done with all that this loader handed out."""
+        """True if the script is finished with all batches that this loader handed out."""
         last = origin.batch
         return (last is None or last.finished) and all(each.origin is not origin for each in self.ahead)
 
     @property
     def done(self) -> bool:
-        """Whether the script is done with all that was handed out."""
+        """True if the script is finished with all batches that were handed out."""
         return self._sure and not self.ahead and self.in_hand is not None and self.in_hand.finished
 
     @property
@@ -164,25 +183,29 @@ class HandOuts:
         return self.ahead[max(self._moves - 1, 0)]
 
     def latest_of(self, origin: Origin) -> HandedOut | None:
-        """The loader's batch in hand, or if none has been computed yet, its newest."""
+        """Return the loader's current batch, or its newest if none has been computed yet."""
         now = origin.batch
         ahead = [each for each in self.ahead if each.origin is origin] if self.ahead else ()
         return now if not ahead or (now is not None and now.passed) else ahead[-1]
 
     @property
     def between(self) -> bool:
-        """Whether the script is done with the batch in hand, so that the next forward pass tells which follows it."""
+        """True if the script is finished with the current batch: the next forward pass then tells which follows it."""
         now = self.in_hand
         return bool(self.ahead) and now is not None and (not now.open or now.units is not None)
 
     def of_forward(self, model: int, inputs: Evidence) -> HandedOut | None:
-        """The batch that a forward pass of this model is of; None before the first hand-out.
+        """Return the batch that a forward pass of this model is of; None before the first hand-out.
 
         Raises:
             ConfigError: It cannot be known, and the batches in question have different weights.
         """
         now = self.in_hand
         if now is None or self._told:
+            return now
+        if not self.ahead and model not in now.passed and not any(map(ref.__call__, self._memory)):
+            self._memory.clear()
+            self._kept.clear()
             return now
         if not self.ahead and inputs.same(now):
             return now
@@ -204,7 +227,7 @@ class HandOuts:
             found = next((each for each in turns if each in batches), batches[0])
         if found is None:
             raise ConfigError(
-                f"{len(self.ahead)} batches were fetched before the forward pass of the batch in hand, and which of"
+                f"{len(self.ahead)} batches were fetched before the forward pass of the current batch, and which of"
                 " them a forward pass is of cannot be told from its inputs: fetch a batch after the backward of the"
                 " last one, or call loader.computes(batch) before its first forward pass"
             )
@@ -212,10 +235,10 @@ class HandOuts:
         return found
 
     def _turns(self, model: int, now: HandedOut) -> list[HandedOut]:
-        """The batches that a forward pass of this model may be of in a script that skips none, likeliest first."""
+        """Return the possible batches of this model's forward pass in a script that skips none, likeliest first."""
         following = self.ahead[self._moves - 1 if self._moves and self._sure else 0]
         if now.closed and not now.passed:
-            return [following]  # Its loop was left.
+            return [following]  # The loop over it was left.
         if not now.passed:
             return [now]
         # A batch begins with the model that began the last one, after the backward of the last one.
@@ -228,25 +251,24 @@ class HandOuts:
             past = self._looks_past(now, inputs)
         if not all(each.weighs_as(now) for each in past):
             raise ConfigError(
-                "a forward pass was of a batch that had been handed out before the one in hand, and the two have"
+                "a forward pass was of a batch that had been handed out before the current one, and the two have"
                 " different weights: compute each batch before the next one begins, or call loader.computes(batch) if"
-                " it was of the batch in hand"
+                " it was of the current batch"
             )
 
     def _looks_past(self, now: HandedOut, inputs: Evidence) -> list[HandedOut]:
-        """Recent batches whose form the inputs have, if no batch from the one in hand on has it."""
-        recent = self._past[-_RECENT:]
-        likely = inputs.alike([now, *self.ahead, *recent])
-        return likely if all(each in recent for each in likely) else []
+        """Return recent batches that have the form of the inputs, if neither the current nor a later one has it."""
+        likely = inputs.alike([now, *self.ahead, *self._recent])
+        return likely if all(each in self._recent for each in likely) else []
 
     def kept(self, inputs: Evidence) -> bool:
-        """Whether a forward pass is of a batch before the one in hand."""
+        """True if a forward pass is of a batch before the current one."""
         return any(inputs.same(each) for each in self._past)
 
     def beyond(self, model: int, inputs: Evidence) -> bool:
-        """Whether a forward pass after the end of the loop is of none of its batches.
+        """True if a forward pass after the end of the loop is of none of its batches.
 
-        It is if the last batch has had as many forward passes of the model as any batch before it.
+        That is so if the last batch has had as many forward passes of the model as any batch before it.
         """
         now = self.in_hand
         if now is None or self.ahead or not now.finished or inputs.same(now):
@@ -254,13 +276,13 @@ class HandOuts:
         return model in self._passes and now.passed.get(model, 0) >= self._passes[model]
 
     def tell(self, batch: object) -> HandedOut | None:
-        """The batch that the script says it computes from now on; None if it is none of these."""
+        """Return the batch that the script says it computes from now on; None if it is none of these."""
         self._told = True
         batches = [] if self.in_hand is None else [self.in_hand, *self.ahead]
         return next((each for each in batches if each.traces.of(batch)), None)
 
     def skip_to(self, batch: HandedOut) -> None:
-        """This batch is in hand; those before it are not computed any more."""
+        """Make this batch current. Those before it are not computed any more."""
         self._moves = 0
         while self.in_hand is not batch:
             self._leave_behind(self.in_hand)
@@ -268,7 +290,7 @@ class HandOuts:
             self.in_hand.origin.batch = self.in_hand
 
     def abandon(self, origin: Origin) -> None:
-        """What this loader handed out is not computed any more."""
+        """Give up the batches that this loader handed out: they are not computed any more."""
         self.ahead = deque(each for each in self.ahead if each.origin is not origin)
         self._moves, self._sure = 0, True
         if origin.batch is not None:

@@ -19,12 +19,12 @@ class EmulatedOutOfMemoryError(EvenstepError, MemoryError):
 class Hold:
     """Holds one worker in the hook of its last gradient bucket.
 
-    The earlier buckets have left by then, earlier than they would on the slow device. So it emulates when the whole
-    gradient is complete, over the real communication stack.
+    The earlier buckets have left by then, earlier than they would on the slow device. So it emulates the time at which
+    the whole gradient is complete, over the real communication stack.
 
     Attributes:
         largest_batch: The known limit of the device. `memory` sets a limit that evenstep has to learn.
-        change_seconds: What the first batch of a size takes besides.
+        change_seconds: The additional time of the first batch of a size.
         overruns: The number of iterations whose real work took longer than the emulated time.
         news: Reports the changes of its slowness.
     """
@@ -49,7 +49,7 @@ class Hold:
         self.news = SlownessNews(self.disturbance, self.worker)
 
     def begin_iteration(self) -> None:
-        """A new iteration starts, which has not been held yet."""
+        """Start a new iteration, which has not been held yet."""
         self._held_seconds = 0.0
 
     def require_memory(self, batch_size: int, *, by_cost: bool = False) -> None:
@@ -65,7 +65,7 @@ class Hold:
                 f" {fits}: lower the batch size or choose a scheme that minds memory, such as lb-bsp"
             )
 
-    def until_due(self, *, iteration: int, batch_sizes: Sequence[float], elapsed_seconds: float) -> None:
+    def until_due(self, iteration: int, batch_sizes: Sequence[float], elapsed_seconds: float) -> None:
         """Wait until the emulated compute of these batches is over, `elapsed_seconds` after it started.
 
         Samples that differ in cost are counted as average samples, so sizes need not be whole. If gradients were
@@ -90,9 +90,9 @@ class Hold:
             self.overruns += 1
 
     def so_far(self, elapsed_seconds: float) -> None:
-        """Wait for the part that falls on what has been computed so far, if it is slowed as the last iteration was.
+        """Wait for the time due for the compute so far, if it is slowed as the last iteration was.
 
-        For models whose workers wait for each other amid an iteration.
+        For models whose workers wait for each other in the middle of an iteration.
         """
         self._wait((elapsed_seconds - self._held_seconds) * self._slowed - elapsed_seconds)
 
@@ -104,5 +104,5 @@ class Hold:
         return True
 
     def sample(self) -> Factors:
-        """The driving factors before the iteration after the one that was held last."""
+        """Return the driving factors before the iteration after the one that was held last."""
         return factors_of(self.disturbance, worker=self.worker, iteration=self._iteration + 1)

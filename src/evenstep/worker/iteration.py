@@ -1,8 +1,7 @@
 """One iteration as one worker sees it: its samples, its times, and its event for the log."""
 
-import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -10,7 +9,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.samples import MicroBatch, Share
 from evenstep.core.shown import shown
 from evenstep.core.values import Basis, Factors, Reports, State
-from evenstep.telemetry.events import IterationDone, Noted
+from evenstep.telemetry.events import IterationDone
 
 _UNKNOWN: Final = Factors()
 _MAX_UNITS: Final = 2**53
@@ -24,14 +23,14 @@ class Iteration:
 
     Attributes:
         number: Counts the worker's iterations, from 0.
-        loader: Which of the session's loaders handed out the batch.
+        loader: The loader of the session that handed out the batch.
         piece: The current micro-batch of `share`.
         batch_sizes: The size of each batch, copies of samples included; `samples` counts the real ones of all.
-        costs: What each batch costs, in average samples; None if samples do not differ in cost.
-        padding: What of the costs is padding, in average samples; None if batches are not padded.
-        per_sample: The part of an average sample's time that does not depend on its cost, as known now.
+        costs: The cost of each batch, in average samples; None if samples do not differ in cost.
+        padding: The part of the costs that is padding, in average samples; None if batches are not padded.
+        load: The measure for its speed: the amounts of all batches, with the time of their samples.
         passes: The number of shares; more than 1 if gradients accumulate.
-        entered: When the script asked for the first batch. Times are seconds of the balancer's clock.
+        entered: When the script asked for the first batch. Times are seconds of the tracker's clock.
         script_seconds: The script's own work between the synchronisation before and the first batch.
         paused: When this worker finished its part of the latest synchronisation; None before.
         synchronised_seconds: The duration of the synchronisation by the host's clock.
@@ -50,9 +49,9 @@ class Iteration:
     piece: MicroBatch
     batch_sizes: list[int]
     samples: int
+    load: float
     costs: list[float] | None = None
     padding: float | None = None
-    per_sample: float = 0.0
     passes: int
     entered: float
     input_seconds: float
@@ -73,6 +72,7 @@ class Iteration:
             self.padding = before.padding + (self.padding or 0.0)
         self.batch_sizes = before.batch_sizes + self.batch_sizes
         self.samples += before.samples
+        self.load += before.load
         self.passes += before.passes
         self.entered = before.entered
         self.input_seconds += before.input_seconds
@@ -80,49 +80,17 @@ class Iteration:
 
     @property
     def amounts(self) -> Sequence[float]:
-        """What its memory is measured by: the cost of each batch, or else its size."""
+        """The measure for its memory: the cost of each batch, or else its size."""
         return self.batch_sizes if self.costs is None else self.costs
 
     @property
-    def loads(self) -> Sequence[float]:
-        """What its speed is measured by: the amount of each batch, with the time of its samples."""
-        if self.costs is None or not self.per_sample:
-            return self.amounts
-        part = self.per_sample
-        return [(1.0 - part) * cost + part * size for cost, size in zip(self.costs, self.batch_sizes, strict=True)]
-
-    @property
-    def outside(self) -> list[int]:
-        """`input_seconds` and `script_seconds`, in microseconds."""
-        return [round(self.input_seconds * 1e6), round(self.script_seconds * 1e6)]
-
-    def script_seconds_after(self) -> float:
-        """The script's own work between the synchronisation and asking for the next batch."""
-        if self.paused is None or self.ended is None:
-            return 0.0
-        return max(self.ended - self.paused - self.synchronised_seconds, 0.0)
-
-    def fingerprint(self, *, weighed: bool, rates: Sequence[float] = (), steps: int = 0) -> int:
-        """63 bits of what must be the same on all workers: this iteration, the learning rates, the steps so far."""
-        plan = f"{self.loader} {self.epoch} {self.number} {self.share.iteration} {weighed} {rates} {steps}".encode()
-        digest = hashlib.blake2b(plan + self.share.sizes.tobytes(), digest_size=8).digest()
-        return int.from_bytes(digest) >> 1
-
-    def plan(self, *, weighed: bool, rates: Sequence[float] = (), steps: int = 0) -> dict[str, Any]:
-        """What `fingerprint` covers, as plain values."""
-        return {
-            "loader": self.loader,
-            "epoch": self.epoch,
-            "iteration": self.number,
-            "slice": self.share.iteration,
-            "weighed": "units" if weighed else "samples",
-            "sizes": self.share.sizes.tolist(),
-            "steps": steps,
-            "rates": [float(rate) for rate in rates],
-        }
+    def seconds_since_meeting(self) -> float:
+        """Return the time from the end of the synchronisation before to the end of this one."""
+        assert self.paused is not None
+        return self.script_seconds + self.paused + self.synchronised_seconds - self.entered
 
     def event(self, reports: Reports, worker: int, ended: float) -> IterationDone:
-        """The log event of a synchronised iteration: its parts in seconds, and this worker's report."""
+        """Return the log event of a synchronised iteration: its parts in seconds, and this worker's report."""
         compute = int(reports.compute_microseconds[worker]) * self.passes / 1e6
         slowest = int(reports.compute_microseconds.max()) * self.passes / 1e6
         # The slowest worker may have started earlier, so waiting is at most the measured synchronisation.
@@ -132,7 +100,7 @@ class Iteration:
         return self._event(worker, reports.row(worker), ended, compute, synchronised, outcome)
 
     def served_event(self, worker: int, row: list[int], outcome: "PushOutcome") -> IterationDone:
-        """As `event`, for an iteration whose push had this outcome; `row` is this worker's report."""
+        """Like `event`, for an iteration whose push had this outcome; `row` is this worker's report."""
         assert self.ended is not None
         return self._event(worker, row, self.ended, row[1] * self.passes / 1e6, self.synchronised_seconds, outcome)
 
@@ -167,7 +135,7 @@ class Iteration:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushOutcome:
-    """What servers reported about a push: how long they held it, and how they committed and released it."""
+    """The servers' report on a push: how long they held it, and how they committed and released it."""
 
     held_seconds: float
     staleness: int | None = None
@@ -178,10 +146,10 @@ class PushOutcome:
 
 
 def units_of(share: Share | None, count: Any) -> float:
-    """The units that a script counted in this worker's batch; 0 if the worker has no samples of its own.
+    """Return the units that a script counted in this worker's batch; 0 if the worker has no samples of its own.
 
     Raises:
-        ConfigError: The count is negative or no number, or there is no batch yet.
+        ConfigError: The count is negative or not a number, or there is no batch yet.
     """
     if share is None:
         raise ConfigError("weigh_by was called before the loader handed out a batch: call it inside the loop")
@@ -193,15 +161,3 @@ def units_of(share: Share | None, count: Any) -> float:
         raise ConfigError(f"weigh_by takes a number of units (tokens, pixels) or weights >= 0, not {shown(count)}")
     # A batch below the minimum repeats its samples, and a unit counts once.
     return units * share.samples / len(share.positions)
-
-
-def noted(now: Iteration | None, values: Mapping[str, float], *, worker: int, at: float) -> Noted:
-    """The event of values that a script gave in or after this iteration; None before the first."""
-    return Noted(
-        worker=worker,
-        iteration=-1 if now is None else now.number,
-        at=at,
-        samples=1 if now is None else now.samples,
-        # JSON has no NaN and no infinity.
-        values={name: value if math.isfinite(value) else None for name, value in values.items()},
-    )

@@ -1,4 +1,4 @@
-"""Where a loader is, and its state as a checkpoint has it."""
+"""The position of a loader, and its state in a checkpoint."""
 
 import re
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ _AGAIN = "give what a loader's state_dict() returned"
 
 @final
 class LoaderState(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run is: `iteration` of `epoch`, whether in a loop, and the speeds that sizes rest on (`load`).
+    """The position of a run: `iteration` of `epoch`, whether in a loop, and the speeds behind the sizes (`load`).
 
-    `length` is that of an epoch, over all workers; `lengths` are those of each worker's dataset if they are private.
-    `order` is that of the epoch if a sampler of the user's own drew it, which may not draw the same again; `ends` are
-    those of the lists of a batch sampler.
+    `length` is the length of an epoch, over all workers; `lengths` are the lengths of the workers' datasets if they are
+    private. `order` is the order of the epoch if a user's sampler drew it, which may not draw it again. `ends` are the
+    ends of the lists of a batch sampler.
     """
 
     version: Literal[1] = 1
@@ -41,10 +41,10 @@ class LoaderState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_state(state: object) -> LoaderState:
-    """The state, which may come from a file.
+    """Read a state, which may come from a file.
 
     Raises:
-        ConfigError: It is not the state of a loader, or not of this version.
+        ConfigError: It is not the state of a loader, or is of another version.
     """
     if not isinstance(state, dict):
         raise ConfigError(f"a loader goes on from what its state_dict() returned, not from {shown(state)}")
@@ -67,7 +67,7 @@ def read_state(state: object) -> LoaderState:
 @final
 @dataclass(slots=True)
 class Progress:
-    """Where a loader is: the epochs of this loop and of the next, and the iterations `done` in this one.
+    """The position of a loader: the epochs of this loop and of the next, and the iterations `done` in this one.
 
     `resume` is the iteration at which the next loop begins in mid-epoch. `drawn` is the epoch's order if a checkpoint
     needs it. `chosen`: the script has set the epoch of the next loop.
@@ -83,19 +83,19 @@ class Progress:
     _resumed: int | None = None
 
     def set_next(self, epoch: int) -> None:
-        """The next loop is this epoch."""
+        """Make this the epoch of the next loop."""
         if epoch != self.next_epoch:
             self.resume = None
         self.next_epoch, self.chosen = epoch, True
 
     def start_at(self, iteration: int) -> None:
-        """The next loop begins at this iteration of its epoch."""
+        """Make the next loop begin at this iteration of its epoch."""
         if self.epoch != self.next_epoch:
-            self.drawn = None  # It is of another epoch.
+            self.drawn = None  # It belongs to another epoch.
         self.resume, self.chosen = iteration, True
 
     def begin(self, *, again: bool = False) -> bool:
-        """The next loop begins, `again` as the last one if the script has not chosen its epoch.
+        """Begin the next loop, `again` like the last one if the script has not chosen its epoch.
 
         Returns whether it resumes an epoch, at iteration `done`.
         """
@@ -124,14 +124,14 @@ def _restored(saved: LoaderState) -> Drawn | None:
     return Drawn(indices=np.array(saved.order, dtype=np.int64), ends=ends)
 
 
-def load_speeds(balancer: Tracker, load: dict[str, Any]) -> None:
+def load_speeds(tracker: Tracker, load: dict[str, Any]) -> None:
     """Continue from the speeds of a state.
 
     Raises:
         ConfigError: They are damaged.
     """
     try:
-        balancer.load_state_dict(load)
+        tracker.load_state_dict(load)
     except ConfigError:
         raise
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:

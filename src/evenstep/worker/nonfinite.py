@@ -1,4 +1,4 @@
-"""What must not reach the weights of all workers."""
+"""Keeps NaNs and infinities out of the weights of all workers."""
 
 import warnings
 from typing import Final, final
@@ -23,39 +23,43 @@ class DivergedError(EvenstepError, FloatingPointError):
 
 @final
 class NonfiniteGuard:
-    """Counts what is left out because it holds a NaN or an infinity, or refuses it if the scheme says so."""
+    """Counts what is left out because it holds a NaN or an infinity, or refuses it if the scheme says so.
 
-    def __init__(self, nonfinite: str, balancer: Tracker) -> None:
+    Attributes:
+        in_a_row: How many gradients were left out since the last finite one.
+    """
+
+    def __init__(self, nonfinite: str, tracker: Tracker) -> None:
         self._refuses = nonfinite == "refuse"
-        self._balancer = balancer
-        self._in_a_row = 0
+        self._tracker = tracker
+        self.in_a_row = 0
 
     def passed(self) -> None:
-        """A finite gradient counts."""
-        self._in_a_row = 0
+        """Note a finite gradient, which counts."""
+        self.in_a_row = 0
 
     def skip(self, now: Iteration, *, finite: bool) -> None:
-        """This worker's gradient of this iteration is left out; `finite`: its weights hold no NaN and no infinity.
+        """Leave out this worker's gradient of this iteration; `finite`: its weights hold no NaN and no infinity.
 
         Raises:
             NonfiniteGradientError: The scheme refuses such gradients.
-            DivergedError: The weights are not finite, or no gradient has been for a long time.
+            DivergedError: The weights are not finite, or no gradient has been finite for a long time.
         """
-        worker = self._balancer.workers.rank
+        worker = self._tracker.workers.rank
         if self._refuses:
             raise NonfiniteGradientError(
                 f"the gradient of iteration {now.number} on worker {worker} holds a NaN or an infinity:"
                 " lower the learning rate or the loss's scale, or have such gradients left out with nonfinite=skip"
             )
-        self._balancer.skipped += 1
-        self._in_a_row += 1
-        if self._in_a_row == _MAX_SKIPPED or not finite:
+        self._tracker.skipped += 1
+        self.in_a_row += 1
+        if self.in_a_row == _MAX_SKIPPED or not finite:
             raise DivergedError(
                 f"training has diverged by iteration {now.number} of worker {worker}: the weights hold a NaN"
                 f" or an infinity, or {_MAX_SKIPPED} gradients in a row did; lower the learning rate, and go on from"
                 " the last checkpoint (on servers, from the last snapshot with evenstep run --resume)"
             )
-        if self._balancer.skipped == 1:
+        if self._tracker.skipped == 1:
             warnings.warn(
                 f"worker {worker} left out its gradient of iteration {now.number}, which holds a NaN or an infinity;"
                 " further ones get no warning",

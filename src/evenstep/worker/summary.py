@@ -4,28 +4,23 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Final, NamedTuple, final
+from typing import Final, TypeAlias, final
 
 import numpy as np
 
 from evenstep.core.values import IntArray, Reports
-from evenstep.report.account import Account, Meetings, summary_lines
+from evenstep.report.account.account import Account, Meetings
+from evenstep.report.account.verdict import summary_lines
 from evenstep.worker.iteration import Iteration
 
 _BATCH: Final = 64
 """Iterations that are added up together, so that each one costs next to nothing."""
 _MOST_BARS: Final = 8
 _BAR: Final = 40
-"""So that a line has at most 80 characters."""
+"""The width of a bar, so that a line has at most 80 characters."""
 
-
-class _Meeting(NamedTuple):
-    """An iteration of worker 0 in which all workers synchronised."""
-
-    done: Iteration
-    reports: Reports
-    outside: IntArray
-    ended: float
+_Meeting: TypeAlias = tuple[Iteration, Reports, IntArray]
+"""An iteration of worker 0 in which all workers synchronised, as `take` gets it."""
 
 
 @final
@@ -42,89 +37,82 @@ class Summary:
     """
 
     def __init__(self, *, workers: int, global_batch_size: int, scheme: str, say: Callable[[str], None]) -> None:
-        self._sums = _Sums(workers, global_batch_size)
+        self._account = Account(workers, global_batch_size)
+        self._waiting: list[_Meeting] = []
+        """Iterations that are not added up yet."""
         # A training script has no place where it would close what `prepare` opened.
-        self._finish = weakref.finalize(self, _say_lines, self._sums, scheme, say, os.getpid())
+        self._finish = weakref.finalize(self, _say_lines, self._account, self._waiting, scheme, say, os.getpid())
 
-    def take(self, done: Iteration, reports: Reports, outside: IntArray, ended: float) -> None:
+    def take(self, done: Iteration, reports: Reports, outside: IntArray) -> None:
         """Add an iteration in which all workers synchronised.
 
         Args:
             done: The iteration as worker 0 saw it.
             reports: The reports of all workers.
-            outside: `Iteration.outside` of each worker, in microseconds, shape [workers, 2].
-            ended: When the iteration ended, on worker 0's clock.
+            outside: `input_seconds` and `script_seconds` of each worker, in microseconds, shape [workers, 2].
         """
-        self._sums.take(_Meeting(done, reports, outside, ended))
+        self._waiting.append((done, reports, outside))
+        if len(self._waiting) == _BATCH:
+            _add_up(self._account, self._waiting)
 
     @property
     def account(self) -> Account:
         """The totals so far."""
-        return self._sums.finish()
+        return _add_up(self._account, self._waiting)
 
     def drop(self) -> None:
         """Print nothing, because the script has failed."""
         self._finish.detach()
 
 
-@final
-class _Sums:
-    """The totals, apart from the `Summary`, whose end is awaited."""
-
-    def __init__(self, workers: int, global_batch_size: int) -> None:
-        self._account = Account(workers, global_batch_size)
-        self._waiting: list[_Meeting] = []
-
-    def take(self, meeting: _Meeting) -> None:
-        self._waiting.append(meeting)
-        if len(self._waiting) == _BATCH:
-            self.finish()
-
-    def finish(self) -> Account:
-        if self._waiting:
-            self._account.take(_meetings(self._waiting))
-            self._waiting.clear()
-        return self._account
+def _add_up(account: Account, waiting: list[_Meeting]) -> Account:
+    if waiting:
+        account.take(_meetings(waiting))
+        waiting.clear()
+    return account
 
 
 def _meetings(taken: list[_Meeting]) -> Meetings:
-    """What all workers did, from their reports and worker 0's clock.
+    """Compute what all workers did, from their reports and worker 0's clock.
 
     All workers leave a synchronisation together, so each has spent as long as worker 0 since the one before.
     """
-    passes = np.array([each.done.passes for each in taken])
-    compute = np.stack([each.reports.compute_microseconds for each in taken], axis=1) * passes / 1e6
-    inputs, script = np.stack([each.outside for each in taken], axis=2).transpose(1, 0, 2) / 1e6
+    done, reports, outside = zip(*taken, strict=True)
+    passes = np.array([each.passes for each in done])
+    compute = np.stack([each.compute_microseconds for each in reports], axis=1) * passes / 1e6
+    inputs, script = np.stack(outside, axis=2).transpose(1, 0, 2) / 1e6
     own = np.stack([compute, inputs, script])
     spent = own.sum(axis=0)
-    met = np.array([each.done.synchronised_seconds for each in taken]) + spent[0] - spent
+    met = np.array([each.synchronised_seconds for each in done]) + spent[0] - spent
     met = np.maximum(met, 0.0)
     wait = np.minimum(spent.max(axis=0) - spent, met)
     return Meetings(
-        samples=(np.stack([each.done.share.sizes for each in taken], axis=1) * passes).astype(np.float64),
-        measured=(np.stack([each.reports.samples for each in taken], axis=1) * passes).astype(np.float64),
+        samples=(np.stack([each.share.sizes for each in done], axis=1) * passes).astype(np.float64),
+        measured=(np.stack([each.samples for each in reports], axis=1) * passes).astype(np.float64),
         own=own,
         wait=wait,
         comm=met - wait,
-        seconds=np.array([each.ended - each.done.entered for each in taken]),
+        seconds=np.array([each.seconds_since_meeting for each in done]),
     )
 
 
-def _say_lines(sums: _Sums, scheme: str, say: Callable[[str], None], process: int) -> None:
+def _say_lines(
+    account: Account, waiting: list[_Meeting], scheme: str, say: Callable[[str], None], process: int
+) -> None:
     if os.getpid() == process:  # A fork, such as a data worker, inherits this, but its end is not the run's.
-        account = sums.finish()
+        _add_up(account, waiting)
         for line in [*summary_lines(account, scheme), *bars(account, scheme)]:
             say(line)
 
 
 def bars(account: Account, scheme: str) -> list[str]:
-    """The average iteration of each worker as a bar, if they are few; colours are for a terminal."""
+    """Draw the average iteration of each worker as a bar, if they are few; colours are for a terminal."""
     encoding = str(getattr(sys.stderr, "encoding", None)).lower()
     if not 2 <= account.workers <= _MOST_BARS or not account.iterations or not encoding.startswith("utf"):
         return []
-    # At the end only, since rich takes a while to import.
-    from evenstep.report.summary import summary_of_account
-    from evenstep.report.terminal import iteration_bars, lines_of
+    from evenstep.report.terminal import Bar, drawn, lines_of  # At the end only: rich takes a while to import.
 
-    shown = iteration_bars([summary_of_account(account, scheme)], width=_BAR)
-    return lines_of(shown, colours=sys.stderr.isatty())
+    rows = zip(account.last_sizes, account.own[0] / account.iterations, account.wait / account.iterations, strict=True)
+    whole = account.seconds / account.iterations
+    shown = [Bar(worker, *row, whole) for worker, row in enumerate(rows)]
+    return lines_of(drawn({scheme: shown}, width=_BAR), colours=sys.stderr.isatty())

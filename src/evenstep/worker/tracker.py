@@ -16,25 +16,17 @@ import numpy as np
 from evenstep.core.activity import Doing
 from evenstep.core.load.base import LoadPolicy
 from evenstep.core.load.limits import SizeLimits
-from evenstep.core.samples import (
-    THOUSAND,
-    CostSharing,
-    EpochCosts,
-    Ledger,
-    MicroBatch,
-    PrivateShares,
-    SampleTimes,
-    Share,
-)
+from evenstep.core.samples import CostSharing, EpochCosts, Ledger, Lookahead, MicroBatch, PrivateParts, SampleTimes
+from evenstep.core.samples.per_sample import THOUSAND
+from evenstep.core.samples.share import Share
 from evenstep.core.values import Basis, IntArray, Problem, Reports, State
 from evenstep.telemetry import Logged
 from evenstep.telemetry.events import CheckpointDone, Disturbed, IterationDone, Noted, Planned
 from evenstep.worker.activity import Activity
 from evenstep.worker.earlier import LastSizes
 from evenstep.worker.hold import Hold
-from evenstep.worker.iteration import Iteration, PushOutcome, noted
+from evenstep.worker.iteration import Iteration, PushOutcome
 from evenstep.worker.meter import Meter
-from evenstep.worker.planned import PlannedShares
 from evenstep.worker.summary import Summary
 from evenstep.worker.worker import Worker
 
@@ -45,16 +37,16 @@ class Tracker:
     """Follows a worker's iterations through a training run and plans the batch sizes of all workers.
 
     Attributes:
-        problem: What the sizes must satisfy now.
+        problem: The current conditions on the sizes.
         stopwatch: The meter's, which runs while this worker computes.
         hold: Emulates slowness; None for a real device.
-        activity: What the main thread does, for this worker's pulse.
-        last_sizes: Keeps what sizes are decided from, for the next start; None if another worker does, or nothing.
-        lags: By how many iterations the measurements of each worker come late; None if shares are not computed whole.
+        activity: The activity of the main thread, for this worker's pulse.
+        last_sizes: Keeps the basis of the sizes for the next start; None if another worker does, or nothing does.
+        lags: By how many iterations each worker's measurements come late; None if shares are not computed whole.
         tells_plans: Whether this worker is the one that records everybody's sizes.
         summary: Sums up the run on worker 0; None on other workers.
         iteration: The current iteration, or the last one; None before the first.
-        latest: What all workers reported of the last iteration; None before the first.
+        latest: The reports of all workers on the last iteration; None before the first.
         closed: Whether the run is over.
         skipped: How often this worker was left out because its gradient or model held a NaN or an infinity.
     """
@@ -84,10 +76,11 @@ class Tracker:
     _weights: IntArray | None = field(init=False, default=None)
     _number: int = field(init=False, default=0)
     _warned: bool = field(init=False, default=False)
-    _sample_times: SampleTimes = field(init=False, default_factory=SampleTimes)
+    _sample_times: SampleTimes | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.stopwatch = self.meter.stopwatch
+        self._keeps_iterations = self.recorder.takes(IterationDone)
 
     def planned_sizes(self) -> IntArray:
         """The sizes of all workers as last planned, in samples, shape [workers]."""
@@ -95,18 +88,19 @@ class Tracker:
             return self._next_sizes(self.problem.epoch, self.problem.global_batch_size)
         return self._sizes
 
-    def shares(self, ledger: Ledger, *, epoch: int, depth: int, costs: EpochCosts | None = None) -> PlannedShares:
-        """This worker's part of each slice of the epoch, as the policy plans it; by `costs` if samples differ."""
-        return PlannedShares(
+    def shares(self, ledger: Ledger, *, epoch: int, depth: int, costs: EpochCosts | None = None) -> Lookahead:
+        """Return this worker's part of each slice of the epoch, as the policy plans; by `costs` if samples differ."""
+        return Lookahead(
             ledger,
-            partial(self._next_sizes, epoch, ledger.global_batch_size),
             worker=self.workers.rank,
+            sizes=partial(self._next_sizes, epoch, ledger.global_batch_size),
             depth=depth,
             minimum=self.smallest_batch,
             sharing=None if costs is None else self._sharing(costs),
         )
 
     def _sharing(self, costs: EpochCosts) -> CostSharing:
+        self._sample_times = self._sample_times or SampleTimes()
         return CostSharing(
             costs=costs,
             minimum=self.smallest_batch,
@@ -116,11 +110,13 @@ class Tracker:
             per_sample=self._sample_times.of(costs.costs),
         )
 
-    def private_shares(self, lengths: Sequence[int], ledger: Ledger, *, epoch: int, depth: int) -> PrivateShares:
-        """This worker's shares of an epoch of its own data, of `lengths` samples on the workers."""
+    def private_shares(self, lengths: Sequence[int], ledger: Ledger, *, epoch: int, depth: int) -> Lookahead:
+        """Return this worker's shares of an epoch of its own data, of `lengths` samples on the workers."""
         self.problem = replace(self.problem, epoch=epoch)
         self.follow(np.array([-(-length // ledger.iterations) for length in lengths]))
-        return PrivateShares(ledger, lengths, worker=self.workers.rank, depth=depth, minimum=self.smallest_batch)
+        sizes, minimum, rank = self.planned_sizes, self.smallest_batch, self.workers.rank
+        private = PrivateParts(lengths, ledger.iterations)
+        return Lookahead(ledger, worker=rank, sizes=sizes, depth=depth, minimum=minimum, private=private)
 
     def _next_sizes(self, epoch: int, global_batch_size: int) -> IntArray:
         """Plan the sizes of the next iteration; every worker computes the same."""
@@ -140,7 +136,7 @@ class Tracker:
         """Use these sizes from the next iteration on; called from outside if servers decide them."""
         if sizes is self._sizes and basis == self._basis:
             return
-        if self._sizes is None or basis != self._basis or not np.array_equal(sizes, self._sizes):
+        if self._sizes is None or basis != self._basis or sizes.tolist() != self._sizes.tolist():
             if self.tells_plans and self.recorder.takes(Planned):
                 self.recorder.record(
                     Planned(worker=self.workers.rank, iteration=self._number, batch_sizes=sizes.tolist(), basis=basis)
@@ -165,22 +161,23 @@ class Tracker:
         self.problem = problem
 
     def enter_loader(self, *, ended: bool = True) -> None:
-        """The script asks for the next batch: compute pauses, or has `ended`."""
-        self.stopwatch.pause()
-        self.activity.mark(Doing.FETCHING, self._number)
-        self._entered = self.clock()
-        if ended and self.iteration is not None and self.iteration.ended is None:
-            self.iteration.ended = self._entered
+        """Called when the script asks for the next batch: compute pauses, or has `ended`."""
+        if self.stopwatch.running:
+            self.stopwatch.pause()
+        self._entered, now = self.clock(), self.iteration
+        self.activity.now = (Doing.FETCHING, self._number, self._entered)
+        if ended and now is not None and now.ended is None:
+            now.ended = self._entered
 
     def fetched_ahead(self, *, ended: bool) -> None:
-        """A batch was fetched that is computed later: the present one goes on, unless it has `ended`."""
+        """Called when a batch for later is fetched: the current one goes on, unless it has `ended`."""
         if not ended:
             self._entered = None
             self.stopwatch.run()
-        self._mark(Doing.COMPUTING)
+        self.mark(Doing.COMPUTING)
 
     def begin(self, share: Share, piece: MicroBatch, epoch: int, loader: int = 0) -> Iteration:
-        """A batch is handed out, of that loader: its compute starts now.
+        """Begin a batch that this loader hands out: its compute starts now.
 
         If the iteration before has not synchronised, the new one continues it.
         """
@@ -188,28 +185,33 @@ class Tracker:
         entered = now if self._entered is None else self._entered
         before = self._before = self.iteration
         continues = before is not None and before.paused is None
-        if not continues:
-            self.meter.begin()
-            if self.hold is not None:
-                self.hold.begin_iteration()
+        if not continues and self.meter.memory is not None:
+            self.meter.memory.begin()
+        if not continues and self.hold is not None:
+            self.hold.begin_iteration()
         if piece.first:
             self._number += 1
-        self.activity.mark(Doing.COMPUTING, self._number - 1)
+        self.activity.now = (Doing.COMPUTING, self._number - 1, now)
+        script_seconds = 0.0
+        if before is not None and before.paused is not None and before.ended is not None:
+            script_seconds = max(before.ended - before.paused - before.synchronised_seconds, 0.0)
+        size, cost = len(piece.positions), piece.cost
+        part = 0.0 if share.loads is None else share.loads.per_sample.thousandths / THOUSAND
         self.iteration = Iteration(
             number=self._number - 1,
             epoch=epoch,
             loader=loader,
             share=share,
             piece=piece,
-            batch_sizes=[len(piece.positions)],
-            costs=None if piece.cost is None else [piece.cost],
+            batch_sizes=[size],
+            costs=None if cost is None else [cost],
             padding=piece.padding,
-            per_sample=0.0 if share.loads is None else share.loads.per_sample.thousandths / THOUSAND,
             samples=piece.samples,
+            load=size if cost is None else (1.0 - part) * cost + part * size,
             passes=int(piece.first),
             entered=entered,
             input_seconds=now - entered,
-            script_seconds=0.0 if before is None else before.script_seconds_after(),
+            script_seconds=script_seconds,
             basis=self._basis,
         )
         if continues and before is not None:
@@ -228,51 +230,52 @@ class Tracker:
                 )
             batch_size = math.ceil(self.iteration.amounts[-1])
             self.hold.require_memory(batch_size, by_cost=self.iteration.costs is not None)
-        self.stopwatch.run()
+        if continues:
+            self.stopwatch.run()
+        else:
+            self.stopwatch.restart()
         return self.iteration
 
     def take_back(self) -> None:
-        """The batch that began last is not computed: the iteration before it goes on."""
+        """Take back the batch that began last, which is not computed: the iteration before it goes on."""
         if self.iteration is not None and self.iteration.piece.first:
             self._number -= 1
         self.iteration = self._before
 
     def compute_ends(self) -> None:
-        """This worker's gradient is complete: stop the stopwatch, after an emulated device has held the worker."""
+        """Stop the stopwatch at a complete gradient, after an emulated device has held the worker."""
         now = self.iteration
         if now is None:
             return
         self.stopwatch.pause()
         if self.hold is not None:
-            elapsed = self.stopwatch.read()
-            self.stopwatch.run()
-            self.hold.until_due(iteration=now.number, batch_sizes=now.amounts, elapsed_seconds=elapsed)
-            self.stopwatch.pause()
-        self.activity.mark(Doing.WAITING, now.number)
+            self._hold(lambda hold, elapsed: hold.until_due(now.number, now.amounts, elapsed))
         now.paused = self.clock()
+        self.activity.now = (Doing.WAITING, now.number, now.paused)
 
     def compute_pauses(self) -> None:
-        """The workers wait for each other amid an iteration: stop the stopwatch, after a slow device has held this."""
+        """Stop the stopwatch while workers wait for each other in an iteration, after a slow device held this one."""
         ran = self.stopwatch.running
         self.stopwatch.pause()
-        if ran and self.hold is not None:
-            elapsed = self.stopwatch.read()
-            self.stopwatch.run()
-            self.hold.so_far(elapsed)
-            self.stopwatch.pause()
+        if ran:
+            self._hold(Hold.so_far)
 
     def batch_ends(self, began_at: float) -> None:
-        """The last batch of an iteration that goes on is computed; the stopwatch showed `began_at` before it.
+        """End the last batch of an iteration that goes on; the stopwatch showed `began_at` before it.
 
         The worker is held for this batch alone, and its `begin` must have followed `hold.begin_iteration`.
         """
         self.stopwatch.pause()
-        if self.hold is not None and self.iteration is not None:
-            elapsed = self.stopwatch.read() - began_at
+        if (now := self.iteration) is not None:
+            last = now.batch_sizes[-1:]
+            self._hold(lambda hold, elapsed: hold.until_due(now.number, last, elapsed - began_at))
+
+    def _hold(self, until_due: Callable[[Hold, float], None]) -> None:
+        """Hold the worker, if slowness is emulated, by what the paused stopwatch reads; it counts the hold too."""
+        if self.hold is not None:
+            elapsed = self.stopwatch.read()
             self.stopwatch.run()
-            self.hold.until_due(
-                iteration=self.iteration.number, batch_sizes=self.iteration.batch_sizes[-1:], elapsed_seconds=elapsed
-            )
+            until_due(self.hold, elapsed)
             self.stopwatch.pause()
 
     def waiting(self) -> AbstractContextManager[None]:
@@ -284,50 +287,41 @@ class Tracker:
         """While this is open, the script waits for the other workers, in an iteration or not: this is not compute."""
         ran = self.stopwatch.running
         self.stopwatch.pause()  # An emulated device is held at the end of the iteration, for all of its compute.
-        with self.activity.waiting():
-            yield
+        yield
         if ran:
             self.stopwatch.run()
 
-    def waiting_ends(self) -> None:
-        """The summed gradient of the current iteration is here; the script continues."""
-        self._mark(Doing.COMPUTING)
-
-    def steps(self) -> None:
-        """The optimizer steps on the current iteration."""
-        self._mark(Doing.STEPPED)
-
-    def _mark(self, doing: Doing) -> None:
+    def mark(self, doing: Doing) -> None:
+        """Note that the main thread does this from now on, in or after the current iteration, if there is one."""
         if self.iteration is not None:
-            self.activity.mark(doing, self.iteration.number)
+            self.activity.now = (doing, self.iteration.number, self.clock())
 
     def leave_loop(self) -> None:
-        """The script has left its loop after the current iteration."""
+        """Called when the script has left its loop after the current iteration."""
         self.activity.mark(Doing.LEFT, self._number - 1)
 
-    def learn(self, reports: Reports, outside: IntArray) -> None:
-        """Take in the reports of all workers on the finished iteration, and plan the next sizes from them.
-
-        `outside` holds `Iteration.outside` of each worker, in microseconds, shape [workers, 2].
-        """
+    def learn(self) -> None:
+        """Plan the next sizes from the reports that were received since the last call, if any."""
+        if self.meter.received is None:
+            return
+        (reports, outside), self.meter.received = self.meter.received, None
         self.policy.observe(reports)
         self._planned_for = None
         self.latest = reports
         if self.last_sizes is not None:
             self.last_sizes.keep(self.policy, changed=False)
-        if self.iteration is not None and self.lags is not None:
-            share = self.iteration.share
-            whole = share if self.iteration.passes == 1 else None
-            self._sample_times.observe(whole, share.loads, self.lags, reports)
+        now = self.iteration
+        if now is not None and self.lags is not None and self._sample_times is not None:
+            self._sample_times.observe(now.share if now.passes == 1 else None, now.share.loads, self.lags, reports)
         if self.limits.report_all(reports.largest_size):
             self.problem = self.limits.stretched(self.problem)
             self._warn_of_too_little_room()
-        if self.iteration is not None and self.iteration.paused is not None:
-            ended = self.clock() if self._entered is None else self._entered
-            if self.recorder.takes(IterationDone):
-                self.recorder.record(self.iteration.event(reports, self.workers.rank, ended))
+        if now is not None and now.paused is not None:
+            if self._keeps_iterations:
+                ended = self.clock() if self._entered is None else self._entered
+                self.recorder.record(now.event(reports, self.workers.rank, ended))
             if self.summary is not None:
-                self.summary.take(self.iteration, reports, outside, ended)
+                self.summary.take(now, reports, outside)
 
     def _warn_of_too_little_room(self) -> None:
         """Warn once: without servers, the workers compute the global batch whatever their memory is known to hold."""
@@ -342,13 +336,23 @@ class Tracker:
 
     def record_served(self, done: Iteration, row: list[int], outcome: PushOutcome) -> None:
         """Record a finished iteration, with what the servers reported of its push."""
-        if self.recorder.takes(IterationDone):
+        if self._keeps_iterations:
             self.recorder.record(done.served_event(self.workers.rank, row, outcome))
 
     def note(self, values: Mapping[str, float]) -> None:
         """Record values that the script gave in or after the current iteration."""
+        now = self.iteration
         if self.recorder.takes(Noted):
-            self.recorder.record(noted(self.iteration, values, worker=self.workers.rank, at=self.clock()))
+            self.recorder.record(
+                Noted(
+                    worker=self.workers.rank,
+                    iteration=-1 if now is None else now.number,
+                    at=self.clock(),
+                    samples=1 if now is None else now.samples,
+                    # JSON has no NaN and no infinity.
+                    values={name: value if math.isfinite(value) else None for name, value in values.items()},
+                )
+            )
 
     def record_checkpoint(self, name: str, *, restored: bool) -> None:
         """Record, on worker 0, that all workers have saved or restored a checkpoint."""
@@ -359,17 +363,12 @@ class Tracker:
             )
 
     @property
-    def largest_run(self) -> int:
-        """The largest batch that this worker has computed, in samples; 0 if its memory is not watched."""
-        return 0 if self.meter.memory is None else self.meter.memory.largest_run
-
-    @property
     def overruns(self) -> int:
         """The number of iterations whose real work took longer than the emulated time."""
         return 0 if self.hold is None else self.hold.overruns
 
     def state_dict(self) -> State:
-        """What the sizes are decided from. One worker's state serves all, except for its forecaster's."""
+        """Return the basis of the sizes. One worker's state serves all, except for its forecaster's."""
         return {
             "workers": self.workers.count,
             "worker": self.workers.rank,

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from evenstep.core.coordinate import Coordinator, Sizes
+from evenstep.core.coordinate import Coordinator
+from evenstep.core.coordinate.sizes import Sizes
 from evenstep.core.errors import ConfigError
 from evenstep.core.groups import ByRank
 from evenstep.core.load import Equal, Experts, PerEpoch, Static

@@ -262,7 +262,7 @@ def test_what_cannot_be_is_refused(Run):
     with pytest.raises(ProtocolError, match="is not in the pass"):
         run.rest(0)
     run.begin(0, 1)
-    with pytest.raises(ProtocolError, match="is done with the claim 9, but holds"):
+    with pytest.raises(ProtocolError, match="has finished the claim 9, but holds"):
         run.coordinator.rest(0, 0.0, done=9)
     run.join(2)
     with pytest.raises(ProtocolError, match="asked for more samples than those"):
@@ -270,7 +270,7 @@ def test_what_cannot_be_is_refused(Run):
     with pytest.raises(ProtocolError, match="pushed on version 3, but was given"):
         run.push(0, version=3)
     run.held[0], run.held[1] = run.held[1], run.held[0]
-    with pytest.raises(ProtocolError, match="is done with the claim 1, but holds"):
+    with pytest.raises(ProtocolError, match="has finished the claim 1, but holds"):
         run.push(0)
 
 

@@ -1,6 +1,7 @@
 """No worker is given more than the largest batch that it reported, whoever comes and goes."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,9 +16,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from evenstep.core.coordinate import Coordinator, Sizes
+from evenstep.core.coordinate import Coordinator
+from evenstep.core.coordinate.sizes import Sizes
 from evenstep.core.groups import ByRank
-from evenstep.core.load import Equal, Experts, Pairwise, PerEpoch, Static
+from evenstep.core.load import Equal, Experts, LoadOf, PerEpoch, Static
+from evenstep.core.load.pairwise import PairwisePolicy
 from evenstep.core.sync import Grouped
 from evenstep.core.values import UNLIMITED, Problem
 
@@ -25,7 +28,7 @@ LOADS = {
     "equal": lambda sizes: Equal(),
     "experts": lambda sizes: Experts(predictor="last", change_cost=0.0, warmup=0),
     "per epoch": lambda sizes: PerEpoch(),
-    "pairwise": lambda sizes: Pairwise(window=2, warmup=0),
+    "pairwise": lambda sizes: LoadOf(make=partial(PairwisePolicy, window=2, warmup=0)),
     "static": lambda sizes: Static(sizes=sizes),
 }
 
@@ -154,7 +157,7 @@ def test_no_claim_exceeds_the_limit_that_its_worker_reported(load, grouped):
     run_state_machine_as_test(machine, settings=settings(max_examples=15, stateful_step_count=40, deadline=None))
 
 
-@pytest.mark.parametrize("load", [Equal(), LOADS["experts"](()), PerEpoch(), Pairwise()], ids=repr)
+@pytest.mark.parametrize("load", [Equal(), LOADS["experts"](()), PerEpoch(), LoadOf(make=PairwisePolicy)], ids=repr)
 def test_a_survivor_keeps_its_limit_and_the_others_do_what_it_cannot(load):
     sizes = sizes_of(load, range(3), problem(3, 96))
     for worker, largest in enumerate((42, 64, 64)):

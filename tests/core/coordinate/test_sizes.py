@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.core.coordinate import Sizes
+from evenstep.core.coordinate.sizes import Sizes
 from evenstep.core.load import Equal, Experts, Static
 from evenstep.core.values import UNLIMITED, Problem
 

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.groups import by_host, by_rank, by_speed, rate_of, require_partition
+from evenstep.core.groups import by_host
+from evenstep.core.groups.form import by_rank, each_by_speed, rate_of, require_partition
 
 seconds = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=8)
 
@@ -28,14 +29,14 @@ def test_16_workers_in_five_groups_of_which_the_slow_one_is_in_a_large_or_a_smal
 
 def test_the_slow_worker_alone_costs_its_own_work_only():
     each = [1.0] * 7 + [4.0] + [1.0] * 8
-    groups = by_speed(each, 2)
+    groups = each_by_speed(each, 2)[-1]
     assert groups[1] == (7,)
     assert 16 / rate_of(groups, each) == pytest.approx(1.05, abs=0.005)
 
 
 @given(seconds, st.integers(1, 8))
 def test_groups_by_speed_do_the_most_that_so_many_can(each, count):
-    groups = by_speed(each, count)
+    groups = each_by_speed(each, count)[-1]
     require_partition(groups, len(each))
     assert len(groups) <= count
     order = sorted(each)
@@ -48,7 +49,7 @@ def test_groups_by_speed_do_the_most_that_so_many_can(each, count):
 
 
 def test_equal_workers_are_one_group():
-    assert by_speed([0.3] * 6, 4) == (tuple(range(6)),)
+    assert each_by_speed([0.3] * 6, 4)[-1] == (tuple(range(6)),)
 
 
 @given(st.lists(st.integers(0, 50), unique=True), st.integers(1, 60))

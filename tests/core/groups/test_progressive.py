@@ -2,7 +2,8 @@
 
 import pytest
 
-from evenstep.core.groups import BySpeed, Progressive, behind
+from evenstep.core.groups import BySpeed, Progressive
+from evenstep.core.groups.grouping import behind
 
 ONE = (tuple(range(8)),)
 APART = ((0, 1, 2, 3, 4, 5, 6), (7,))

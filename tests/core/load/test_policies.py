@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 import evenstep.core.load as load
 from evenstep.core.errors import ConfigError
-from evenstep.core.load import Equal, Experts, Pairwise, PerEpoch, Static
-from evenstep.core.load.time_models import TimeModels
+from evenstep.core.load import Equal, Experts, LoadOf, PerEpoch, Static
+from evenstep.core.load.pairwise import PairwisePolicy
+from evenstep.core.load.time_models import TimeModelsPolicy
 from evenstep.core.values import UNLIMITED, Problem, Reports
 from evenstep.testing.conformance import check_load_policy
 
@@ -18,8 +19,8 @@ UNDER_TEST = {
     "experts": lambda workers: Experts(),
     "the last pace": lambda workers: Experts(predictor="last", change_cost=0.0),
     "experts with narx, at a cost": lambda workers: Experts(predictor="experts+narx", change_cost=0.2),
-    "solver": lambda workers: TimeModels(),
-    "pairwise": lambda workers: Pairwise(),
+    "solver": lambda workers: LoadOf(make=TimeModelsPolicy),
+    "pairwise": lambda workers: LoadOf(make=PairwisePolicy),
     "per epoch": lambda workers: PerEpoch(),
 }
 
@@ -50,7 +51,7 @@ def test_conforms(name, workers):
 
 def test_every_public_load_is_under_test():
     configs = {name for name in load.__all__ if hasattr(getattr(load, name), "policy") and name != "Load"}
-    assert configs | {"TimeModels"} == {type(UNDER_TEST[name](4)).__name__ for name in UNDER_TEST}
+    assert configs == {type(UNDER_TEST[name](4)).__name__ for name in UNDER_TEST}
 
 
 def test_equal_sizes_differ_by_one_at_most():
@@ -103,7 +104,7 @@ def test_in_proportion_to_speed(reports_of):
 
 def test_the_solver_counts_a_fixed_part():
     """Worker 0 takes 10 + x, worker 1 20 + 2 x milliseconds."""
-    policy, asked = TimeModels().policy(2), problem(100, 2)
+    policy, asked = TimeModelsPolicy(2), problem(100, 2)
     for _ in range(6):
         x = policy.allocate(asked).sizes
         policy.observe(Reports(x, np.array([1000, 2000]) * (10 + x), np.zeros_like(x), np.full_like(x, UNLIMITED)))
@@ -111,19 +112,22 @@ def test_the_solver_counts_a_fixed_part():
 
 
 def test_sizes_that_break_a_new_limit_always_move(reports_of):
-    for config in (Experts(change_cost=1e9), Experts(), TimeModels()):
+    for config in (Experts(change_cost=1e9), Experts(), LoadOf(make=TimeModelsPolicy)):
         policy = config.policy(2)
         assert decided(policy, reports_of, 100, [1, 1]) == [50, 50]
         assert decided(policy, reports_of, 100, [1, 1], maximum=ints([40, 90])) == [40, 60]
 
 
-@pytest.mark.parametrize("config", [Equal(), Static(sizes=(8, 8)), Experts(), Pairwise(), PerEpoch(), TimeModels()])
+@pytest.mark.parametrize(
+    "config",
+    [Equal(), Static(sizes=(8, 8)), Experts(), LoadOf(make=PairwisePolicy), PerEpoch(), LoadOf(make=TimeModelsPolicy)],
+)
 def test_every_load_says_its_limits(config):
     assert (config.minimum, config.maximum, config.multiple) == (None, None, 1)
 
 
 PACES = st.lists(st.integers(1, 10**4), min_size=1, max_size=10)
-LOADS = st.sampled_from([Experts(), Experts(predictor="last"), TimeModels()])
+LOADS = st.sampled_from([Experts(), Experts(predictor="last"), LoadOf(make=TimeModelsPolicy)])
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -115,7 +115,6 @@ def test_the_order_of_workers_counts_only_in_ties(problem, random):
         (4, [3, 3], [9, 9], 1, "lower the minimum sizes"),
         (20, [0, 0], [9, 9], 1, "raise the maximum sizes"),
         (9, [0, 0], [9, 9], 2, "not a multiple of 2"),
-        (8, [0, 0], [9, 9], 0, "at least 1"),
         (8, [5, 0], [4, 9], 1, "worker 0 has no size"),
     ],
 )

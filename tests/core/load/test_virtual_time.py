@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from evenstep.cluster.slowness import PointCurve
-from evenstep.core.load import PREDICTORS, Equal, Experts
-from evenstep.core.load.time_models import TimeModels
+from evenstep.core.load import PREDICTORS, Equal, Experts, LoadOf
+from evenstep.core.load.time_models import TimeModelsPolicy
 
 SLOW = np.array([4.0, 4.0, 2.0, 1.0]) * 1e-3
 BEST = np.array([32, 32, 64, 128])
@@ -72,7 +72,7 @@ def test_a_single_odd_iteration_is_soon_forgotten(run, noise):
     assert taken(times[42:60]) <= 1.1 * taken(times[20:38])
 
 
-@pytest.mark.parametrize("load", [Experts(), TimeModels()], ids=["experts", "solver"])
+@pytest.mark.parametrize("load", [Experts(), LoadOf(make=TimeModelsPolicy)], ids=["experts", "solver"])
 @pytest.mark.parametrize("level", [0.0, 0.01])
 def test_four_measured_devices_are_balanced_within_seven_iterations(run, noise, level, load):
     devices = [PointCurve.measured(name) for name in ("gtx1070-a", "gtx1070-b", "tesla-m40", "gtx750")]

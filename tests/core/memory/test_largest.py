@@ -13,7 +13,7 @@ def searched(capacities, *, fixed=100, each=10, most=4096, microseconds=(10, 10)
     """The search on devices of these bytes, of which a sample takes `each`; what was tried, and how many iterations."""
     count = len(capacities)
     models = [MemoryModel(capacity_bytes=each, base_bytes=fixed, rounding_bytes=0) for each in capacities]
-    search, tried, reported = LargestBatches.of(smallest, np.full(count, most)), [], [np.zeros(count, dtype=int)] * lag
+    search, tried, reported = LargestBatches(smallest, np.full(count, most)), [], [np.zeros(count, dtype=int)] * lag
     while not search.done:
         sizes = search.sizes
         tried.append(sizes.tolist())
@@ -65,4 +65,18 @@ def test_what_was_not_tried_is_told():
     # An iteration of twice the samples would take more than 30 s.
     search, _ = searched([10**9], microseconds=(1_000_000,))
     assert (search.holds.tolist(), search.more) == ([16], [True])
-    assert LargestBatches.of(8, np.array([UNLIMITED, 4])).sizes.tolist() == [8, 4]
+    assert LargestBatches(8, np.array([UNLIMITED, 4])).sizes.tolist() == [8, 4]
+
+
+def test_times_rise_with_sizes_since_other_work_only_adds_to_them():
+    search = LargestBatches(2, np.array([4]))
+    unlimited, nothing = np.array([UNLIMITED]), np.zeros(1, dtype=np.int64)
+    for samples, microseconds in ((2, 900), (2, 400), (4, 300), (4, 350)):
+        search.observe(np.array([samples]), Reports(np.array([samples]), np.array([microseconds]), nothing, unlimited))
+    assert search.points == [[(2, 0.0003), (4, 0.0003)]]
+
+
+def test_a_global_batch_is_shared_in_proportion_to_speed_as_far_as_it_fits():
+    search, _ = searched([24_100, 12_100], microseconds=(10, 20))
+    assert search.shared(90).tolist() == [60, 30]
+    assert search.shared(10**6).tolist() == search.holds.tolist()

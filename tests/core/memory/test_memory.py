@@ -1,11 +1,9 @@
 import json
 from dataclasses import dataclass
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.core.errors import ConfigError
 from evenstep.core.memory import ROUNDING_BYTES, MemoryModel
 from evenstep.core.values import UNLIMITED
 
@@ -198,11 +196,3 @@ def test_a_checkpoint_goes_on_bit_for_bit(device, fractions, failed):
         resumed = model(device)
         resumed.load_state_dict(json.loads(json.dumps(memory.state_dict())))
         assert resumed.largest_size() == memory.largest_size() < failed
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"capacity_bytes": 0}, {"base_bytes": -1}, {"rounding_bytes": -1}, {"margin": 1.0}, {"margin": -0.1}]
-)
-def test_settings_that_cannot_work_are_refused(wrong):
-    with pytest.raises(ConfigError):
-        MemoryModel(**{"capacity_bytes": GIB, **wrong})

@@ -3,8 +3,8 @@
 import pytest
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.rounds import Believed, RoundTimes
-from evenstep.core.rounds.times import required_patience
+from evenstep.core.rounds import RoundTimes
+from evenstep.core.rounds.times import Believed, required_patience
 
 
 def known(rests):
@@ -29,7 +29,7 @@ def test_a_node_that_says_too_little_counts_with_what_others_need_beside_compute
     times = known({1: 0.1, 2: 0.2, 3: 0.3})
     believed = times.believe(9, 1e-6, 10.0)
     assert believed.seconds == pytest.approx(10.0 - 4 * 0.2)
-    assert believed.reason == "it was away for 10 s, and the others need 0.2 s beside compute"
+    assert believed.reason == "it was away for 10 s, and the others need 0.2 s besides compute"
     for _ in range(50):
         times.observe(9, 1e-6, 10.0)
     assert times.believe(1, 1.0, 1.1) == Believed(1.0)
@@ -39,12 +39,6 @@ def test_small_differences_name_nobody():
     times = known({1: 0.1, 2: 0.2, 3: 0.3})
     assert times.believe(4, 1.0, 2.0) == Believed(pytest.approx(1.2), None)
     assert times.believe(4, 1.0, 0.9) == Believed(0.9, None)
-
-
-@pytest.mark.parametrize("said", [0.0, -1.0, float("nan"), float("inf")])
-def test_what_is_no_time_is_refused(said):
-    with pytest.raises(ValueError, match="cannot compute"):
-        RoundTimes().observe(1, said, 1.0)
 
 
 def test_the_deadline_is_patience_times_the_longest_prediction_with_its_rest():

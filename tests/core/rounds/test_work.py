@@ -72,12 +72,6 @@ def test_a_node_that_lies_is_bounded(lie):
     assert sizes_of(rounds, [11, 12, 13])[11] == 24
 
 
-@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
-def test_what_is_no_time_is_refused(seconds):
-    with pytest.raises(ValueError, match="finite"):
-        balanced().observe(11, Work(32), seconds)
-
-
 def test_limits_and_multiples_are_those_of_the_load():
     sizes = run(balanced("lb-bsp:minimum=24,maximum=40,multiple=8"), list(SPEEDS), 3)
     assert sum(sizes.values()) == 4 * 32

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples import Costs, CostSharing, EpochCosts, Ledger, Lookahead, Share, balanced
-from evenstep.core.samples.balanced import fitted
+from evenstep.core.samples import Costs, CostSharing, EpochCosts, Ledger, Lookahead, Share, micro_batches
+from evenstep.core.samples.balanced import balanced, fitted
 from evenstep.core.samples.padded import balanced_padded
 from evenstep.core.values import UNLIMITED
 
@@ -132,7 +132,7 @@ def lookahead(ledger, worker, costs, sizes, *, maximum=UNLIMITED, weights=None, 
         weights=lambda: weights,
         most=most,
     )
-    return Lookahead(ledger, worker=worker, sizes=sizes, depth=depth, minimum=2, sharing=sharing), indices
+    return Lookahead(ledger, worker=worker, sizes=lambda: sizes, depth=depth, minimum=2, sharing=sharing), indices
 
 
 @given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 2), min_size=1, max_size=9))
@@ -246,9 +246,8 @@ def test_micro_batches_are_all_of_a_share_and_cost_little(seed, padded, size):
     costs = np.random.default_rng(seed).lognormal(0, 1, 64)
     window, _ = lookahead(Ledger(length=64, global_batch_size=64), 1, costs, np.array([16, 48]), padded=padded)
     share = window.share()
-    pieces = EpochCosts(Costs.of(costs, 64, padded=padded), np.random.default_rng(5).permutation(64)).micro_batches(
-        share, size
-    )
+    of_epoch = EpochCosts(Costs.of(costs, 64, padded=padded), np.random.default_rng(5).permutation(64))
+    pieces = micro_batches(share, size, of_epoch)
     assert sorted(position for piece in pieces for position in piece.positions) == sorted(share.positions)
     assert sum(piece.portion for piece in pieces) == pytest.approx(1)
     assert [piece.first for piece in pieces] == [True] + [False] * (len(pieces) - 1)
@@ -263,7 +262,7 @@ def test_micro_batches_are_all_of_a_share_and_cost_little(seed, padded, size):
 def test_a_sample_of_more_cost_than_many_micro_batches_stands_in_one():
     units = Costs.of(np.array([1.0, 1.0, 60.0, 1.0]), 4)
     share = Share(iteration=0, positions=(0, 1, 2, 3), samples=4, sizes=np.array([4]))
-    pieces = EpochCosts(units, np.arange(4)).micro_batches(share, 1)
+    pieces = micro_batches(share, 1, EpochCosts(units, np.arange(4)))
     assert sorted(piece.positions for piece in pieces) == [(0,), (1,), (2,), (3,)]
 
 

@@ -49,7 +49,7 @@ def test_a_claim_that_is_not_held_is_refused(worker, number):
     claims = Claims(5)
     claims.take(0, 2)
     claims.take(1, 2)
-    with pytest.raises(ProtocolError, match=f"worker {worker} is done with the claim {number}, which it does not hold"):
+    with pytest.raises(ProtocolError, match=f"worker {worker} has finished the claim {number}, which it does not hold"):
         claims.finish(worker, number)
     with pytest.raises(ProtocolError, match="which it does not hold"):
         claims.give_back(worker, [number])

@@ -25,7 +25,12 @@ def trained(part, *, speeds=(1.0, 1.0, 2.0, 4.0), noise=0.02, changes_at=None, f
     )
     sizes = (SLICE * speeds / speeds.sum()).astype(int)
     window = Lookahead(
-        Ledger(length=len(costs), global_batch_size=SLICE), worker=0, sizes=sizes, depth=2, minimum=2, sharing=sharing
+        Ledger(length=len(costs), global_batch_size=SLICE),
+        worker=0,
+        sizes=lambda: sizes,
+        depth=2,
+        minimum=2,
+        sharing=sharing,
     )
     for number in range(ITERATIONS):
         share = window.share()
@@ -35,7 +40,7 @@ def trained(part, *, speeds=(1.0, 1.0, 2.0, 4.0), noise=0.02, changes_at=None, f
         late.append((loads / speeds).max() / (loads / speeds).mean())
         found.observe(share.sizes, share.loads.costs, np.rint(1e5 * times).astype(np.int64))
         window.advance()
-        window.resize(sizes)
+        window.replan()
     return found.thousandths / 1000, float(np.mean(late[-16:]))
 
 

@@ -6,17 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples import (
-    WEIGHTINGS,
-    Ledger,
-    Lookahead,
-    Request,
-    part_of,
-    reassign,
-    short_slice_sizes,
-    slice_sizes,
-    split,
-)
+from evenstep.core.samples import WEIGHTINGS, Ledger, Lookahead, Request
+from evenstep.core.samples.assignment import part_of, reassign, short_slice_sizes, slice_sizes, split
 
 
 def compositions(total, parts, minimum=0):
@@ -92,7 +83,8 @@ def test_an_even_epoch_has_the_same_samples_in_as_many_slices_and_none_below_hal
 
 def test_slices_end_where_a_batch_sampler_says():
     ledger = Ledger(length=9, global_batch_size=4, ends=np.array([4, 5, 9]))
-    assert [(cut.start, cut.stop) for cut in iter(ledger.take, None)] == [(0, 4), (4, 5), (5, 9)]
+    cuts = map(ledger.slice, range(ledger.iterations))
+    assert [(cut.start, cut.stop) for cut in cuts] == [(0, 4), (4, 5), (5, 9)]
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.booleans())
@@ -103,8 +95,9 @@ def test_slices_cover_an_epoch_once(length, size, drop_last):
         return
     ledger = Ledger(length=length, global_batch_size=size, drop_last=drop_last)
     taken = []
-    while (cut := ledger.take()) is not None:
+    while (cut := ledger.slice(ledger.iteration)) is not None:
         taken.extend(range(cut.start, cut.stop))
+        ledger.skip()
     assert taken == list(range(length - length % size if drop_last else length))
     assert ledger.iteration == ledger.iterations
 
@@ -133,7 +126,7 @@ class Walk:
             Lookahead(
                 Ledger(length=length, global_batch_size=self.size, iteration=start),
                 worker=worker,
-                sizes=history[0],
+                sizes=lambda: history[0],
                 depth=depth,
                 minimum=minimum,
             )
@@ -193,7 +186,7 @@ def test_an_epoch_goes_on_with_other_workers(history, length, stop):
 
 
 def test_misses_are_what_a_change_asks_for_out_of_turn():
-    lookahead = Lookahead(Ledger(length=40, global_batch_size=8), worker=0, sizes=np.array([4, 4]), depth=1)
+    lookahead = Lookahead(Ledger(length=40, global_batch_size=8), worker=0, sizes=lambda: np.array([4, 4]), depth=1)
     while lookahead.request(4) is not None:
         pass
     lookahead.resize(np.array([5, 3]))
@@ -208,7 +201,7 @@ def test_shares_that_were_asked_for_whole_are_asked_for_again_when_they_change(h
     """A worker gets each share whole, or each of its samples, for any history of sizes; sizes change now and then."""
     size = int(history[0].sum())
     lookahead = Lookahead(
-        Ledger(length=length, global_batch_size=size), worker=0, sizes=history[0], depth=depth, minimum=minimum
+        Ledger(length=length, global_batch_size=size), worker=0, sizes=lambda: history[0], depth=depth, minimum=minimum
     )
     whole, samples, turn = {}, {}, 0
     while (share := lookahead.share()) is not None:
@@ -229,7 +222,7 @@ def test_shares_that_were_asked_for_whole_are_asked_for_again_when_they_change(h
 
 
 def test_nothing_is_asked_for_whole_until_sizes_have_settled():
-    lookahead = Lookahead(Ledger(length=400, global_batch_size=8), worker=0, sizes=np.array([4, 4]), depth=1)
+    lookahead = Lookahead(Ledger(length=400, global_batch_size=8), worker=0, sizes=lambda: np.array([4, 4]), depth=1)
     assert lookahead.request(None, whole=True) == Request(iteration=0, positions=(0, 1, 2, 3), whole=True)
     lookahead.resize(np.array([3, 5]))
     assert lookahead.misses == 3

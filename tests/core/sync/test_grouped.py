@@ -10,7 +10,7 @@ from support.groupings import Restless
 from support.watched_sync import WatchedSync
 
 from evenstep.core.errors import ConfigError, ProtocolError
-from evenstep.core.groups import ByHost, ByRank, BySpeed, Given, Progressive
+from evenstep.core.groups import ByHost, ByRank, BySpeed, GivenGroups, Progressive
 from evenstep.core.sync import Barrier, Bounded, Commit, Dynamic, Grouped, Push, Regroup, Release, Unbounded
 
 WORKERS = 6
@@ -74,7 +74,7 @@ def test_one_slow_worker_of_16_costs_what_the_closed_form_says(drive, slowdown, 
 
 
 def test_a_group_commits_as_one_and_its_members_go_on_together():
-    policy = joined(Grouped(grouping=Given(((0, 3), (1, 2, 4, 5)))))
+    policy = joined(Grouped(grouping=GivenGroups(((0, 3), (1, 2, 4, 5)))))
     assert policy.on_push(push(3, 1, version=2), 1.0) == []
     commit, *releases = policy.on_push(push(0, 1, version=1), 4.0)
     assert commit.pushes == (push(0, 1, version=1), push(3, 1, version=2))
@@ -165,7 +165,7 @@ def test_workers_of_similar_speed_find_each_other(drive):
         (lambda: BySpeed(-1), "in -1 groups: use 1 or more"),
         (lambda: Progressive(worth=0.0), "both are positive"),
         (lambda: Grouped(grouping=ByHost()).policy(2), "the hosts of the 2 workers are not known"),
-        (lambda: Grouped(grouping=Given(((0,),))).policy(2), "each of the workers 0 to 1 once"),
+        (lambda: Grouped(grouping=GivenGroups(((0,),))).policy(2), "each of the workers 0 to 1 once"),
     ],
 )
 def test_what_cannot_be_is_refused(make, message):
@@ -266,7 +266,15 @@ class AnyOrder(RuleBasedStateMachine):
         self.again.load_state_dict(json.loads(json.dumps(self.policy.state_dict())))
 
 
-GROUPINGS = (ByRank(1), ByRank(3), ByRank(6), BySpeed(2), Progressive(), Given(((0, 5), (1, 2, 3, 4))), Restless())
+GROUPINGS = (
+    ByRank(1),
+    ByRank(3),
+    ByRank(6),
+    BySpeed(2),
+    Progressive(),
+    GivenGroups(((0, 5), (1, 2, 3, 4))),
+    Restless(),
+)
 POLICIES = (Unbounded(), Bounded(bound=1), Dynamic(lower=1, upper=4), Barrier())
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from support.made_meetings import meetings_of
 
-from evenstep.report.account import Account, summary_lines, verdict_of
+from evenstep.report.account.account import Account
+from evenstep.report.account.verdict import summary_lines, verdict_of
 
 
 def meetings(sizes, *, seconds_per_sample=(0.001, 0.001, 0.004), fixed=0.0, noise=None, comm=0.002):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.made_meetings import BATCH, made, meetings_of
 
-from evenstep.report.account import Account
+from evenstep.report.account.account import Account
 
 SPEEDS = (1.0, 1.0, 2.0, 4.0)
 

@@ -1,11 +1,22 @@
 """What servers see of a run, and what they say of it at its end."""
 
-from evenstep.report.account import ServedTotals, served_summary_lines
+from evenstep.report.account.served import ServedTotals, served_summary_lines, served_verdict
+from evenstep.telemetry.events import Begun, Left, Pushed
+
+
+def left(totals, worker, why, *, early=False):
+    totals.take(Left(at=0.0, version=0, worker=worker, why=why, early=early))
+
+
+def began(totals, worker, number):
+    totals.take(Begun(at=0.0, version=0, worker=worker, number=number, epoch=number, ahead=0))
 
 
 def iteration(totals, worker, began, compute, *, samples=12, held=0.0, lead=0):
     totals.answered(worker, began, held=held, lead=lead, over=False)
-    totals.pushed(worker, began + compute, samples=samples, compute_seconds=compute)
+    row = (samples, round(compute * 1e6), 0, 0)
+    about = {"claim": 0, "pulled": 0, "samples": samples, "units": samples, "row": row}
+    totals.take(Pushed(at=began + compute, version=0, worker=worker, **about))
 
 
 def a_run(samples=(12, 12), iterations=20):
@@ -20,7 +31,7 @@ def a_run(samples=(12, 12), iterations=20):
 def finished(totals):
     for worker in range(2):
         totals.answered(worker, 60.0, held=0.0, lead=0, over=True)
-        totals.left(worker, "is done")
+        left(totals, worker, "is done")
     return totals
 
 
@@ -36,7 +47,7 @@ def test_a_run_on_servers_in_two_lines():
 def test_a_run_whose_workers_were_all_lost_has_no_summary():
     totals = a_run()
     for worker in range(2):
-        totals.left(worker, "has ended")
+        left(totals, worker, "has ended")
     assert served_summary_lines(totals, "ssp") == []
 
 
@@ -49,8 +60,8 @@ def test_a_short_run_on_servers_has_no_verdict_but_names_who_was_lost():
     totals = a_run(iterations=5)
     for number in range(5):
         iteration(totals, 2, 3.0 * number, 3.0)
-    totals.left(1, "has ended")
-    assert totals.verdict().text == (
+    left(totals, 1, "has ended")
+    assert served_verdict(totals.workers()).text == (
         "Too short for a verdict: 5 iterations in 15 s; about 15 more iterations would tell."
         " Worker 1 was lost after 5 iterations (has ended)."
     )
@@ -69,15 +80,15 @@ def with_a_third(totals):
     """A third worker that goes on as worker 0 does."""
     for number in range(20):
         iteration(totals, 2, 3.0 * number, 1.0, held=2.0 if number else 0.0, lead=1)
-    totals.left(0, "is done")
-    totals.left(2, "is done")
+    left(totals, 0, "is done")
+    left(totals, 2, "is done")
     return totals
 
 
 def test_a_worker_that_left_in_the_middle_of_a_pass_is_not_called_slow():
     totals = a_run()
-    totals.left(1, "is done", early=True)
-    verdict = with_a_third(totals).verdict(name_lost=False)
+    left(totals, 1, "is done", early=True)
+    verdict = served_verdict(with_a_third(totals).workers(), name_lost=False)
     assert verdict.worker is None
     assert verdict.text.endswith(" Worker 1 left early, after 20 iterations.")
 
@@ -85,29 +96,29 @@ def test_a_worker_that_left_in_the_middle_of_a_pass_is_not_called_slow():
 def test_nor_is_one_that_left_between_two_passes():
     totals = a_run()
     for worker in range(3):
-        totals.began(worker, 0)
-    totals.left(1, "is done")
+        began(totals, worker, 0)
+    left(totals, 1, "is done")
     for worker in (0, 2):
-        totals.began(worker, 1)
-    assert with_a_third(totals).verdict().text.endswith(" Worker 1 left early, after 20 iterations.")
+        began(totals, worker, 1)
+    assert served_verdict(with_a_third(totals).workers()).text.endswith(" Worker 1 left early, after 20 iterations.")
 
 
 def test_workers_that_all_end_their_loops_before_a_pass_does_are_judged():
     totals = a_run()
     for worker in range(2):
-        totals.left(worker, "is done", early=True)
-    verdict = totals.verdict()
+        left(totals, worker, "is done", early=True)
+    verdict = served_verdict(totals.workers())
     assert verdict.worker == 1
     assert "early" not in verdict.text
 
 
 def test_lost_workers_are_left_to_who_knows_how_they_ended():
     totals = a_run()
-    totals.left(1, "has ended")
+    left(totals, 1, "has ended")
     lines = served_summary_lines(with_a_third(totals), "ssp", name_lost=False)
     assert len(lines) == 2
     assert not any("was lost" in line for line in lines)
-    totals.left(2, "has ended")
+    left(totals, 2, "has ended")
     assert len(served_summary_lines(totals, "ssp", name_lost=False)) == 1
 
 
@@ -116,7 +127,7 @@ def test_waiting_that_a_lost_worker_may_have_caused_is_not_told_as_that_of_the_o
     for number in range(20):
         for worker in range(3):
             iteration(totals, worker, 3.0 * number, 1.0, held=2.0 if number and worker < 2 else 0.0)
-    totals.left(2, "was silent")
+    left(totals, 2, "was silent")
     assert served_summary_lines(finished(totals), "ssp")[1:] == [
         "Waiting takes 66% of all workers' time, part of it until lost workers were given up.",
         "Worker 2 was lost after 20 iterations (was silent).",

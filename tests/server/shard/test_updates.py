@@ -7,7 +7,7 @@ from support import own_optimizers
 
 from evenstep.core.errors import ConfigError
 from evenstep.protocol.optimizer import OptimizerSpec
-from evenstep.server.shard.elementwise import require_elementwise
+from evenstep.server.shard.independent import require_independent
 from evenstep.server.shard.updates import UpdateRule
 from evenstep.tensors.optimizers import OPTIMIZERS
 from evenstep.torch.engines.describe import describe, options_of, state_by_index, state_by_name
@@ -74,20 +74,11 @@ def test_a_users_class_runs_where_it_is_allowed_by_name():
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (own_optimizers.ByNorm, "it is not element-wise: the update of an element depends on others"),
-        (own_optimizers.Centralises, "it is not element-wise: the update of an element depends on others"),
-        (own_optimizers.FactorsLarge, "it is not element-wise: the update of an element depends on others"),
-        (own_optimizers.NormsLate, "it is not element-wise: the update of an element depends on others"),
-        (own_optimizers.MakesUpForZeros, "it is not element-wise: the update of an element depends on others"),
-        (own_optimizers.ClipsHardlyEver, "it is not element-wise: the update of an element depends on others"),
-        (own_optimizers.LimitsTheWhole, "it is not element-wise: the update of an element depends on others"),
-        (own_optimizers.DecaysMatrices, "it is not element-wise: the update of an element depends on others, on the"),
-        (own_optimizers.TrainsWhatRequiresIt, "it is not element-wise: the update of an element depends on others"),
-        (own_optimizers.ClipsByNorm, "it is not element-wise: the update of an element depends on others"),
-        (own_optimizers.ByRow, "its state 'rows' ([300]) has neither the shape of the parameter nor is a number"),
-        (own_optimizers.Noisy, "it is not element-wise: the update of an element depends on others, on the shape"),
-        (own_optimizers.CountsInItself, "it keeps more than optimizer.state holds, so a run could not continue"),
-        (own_optimizers.CountsInItsGroup, "it keeps more than optimizer.state holds, so a run could not continue"),
+        (own_optimizers.LimitsTheWhole, "its update of a parameter depends on other parameters"),
+        (own_optimizers.Noisy, "it keeps more than optimizer.state holds, or draws numbers, so a run could not"),
+        (own_optimizers.Lists, "its state 'means' (list) is neither a tensor nor a number"),
+        (own_optimizers.CountsInItself, "it keeps more than optimizer.state holds, or draws numbers"),
+        (own_optimizers.CountsInItsGroup, "it keeps more than optimizer.state holds, or draws numbers"),
         (own_optimizers.WithoutRate, "its step does not scale with its learning rate"),
         (
             own_optimizers.HidesAnArgument,
@@ -96,7 +87,7 @@ def test_a_users_class_runs_where_it_is_allowed_by_name():
         (own_optimizers.NeedsAClosure, "its step fails on a plain tensor (TypeError: "),
     ],
 )
-def test_what_is_not_elementwise_is_refused_with_the_reason(kind, reason):
+def test_what_servers_cannot_run_is_refused_with_the_reason(kind, reason):
     name = f"{kind.__module__}:{kind.__name__}"
     with pytest.raises(ConfigError) as raised:
         describe(kind(PARAMETERS), [name])
@@ -105,26 +96,27 @@ def test_what_is_not_elementwise_is_refused_with_the_reason(kind, reason):
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS.values())
-def test_those_of_torch_are_elementwise(kind):
+def test_those_of_torch_update_each_parameter_by_itself(kind):
     known = set(inspect.signature(kind).parameters)
     options = [{}, {"weight_decay": 0.1}, {"maximize": True}, {"amsgrad": True}]
     groups = tuple({"lr": 0.0, **each} for each in options if known.issuperset(each))
     shapes = [(40, 30), (7,), (5, 3, 2)]
     parameters = [(shapes[number % 3], number % len(groups)) for number in range(6)]
-    require_elementwise(OptimizerSpec(name=kind.__name__, groups=groups), (), parameters)
+    require_independent(OptimizerSpec(name=kind.__name__, groups=groups), (), parameters)
 
 
-@pytest.mark.parametrize("kind", [own_optimizers.Centralises, own_optimizers.FactorsLarge, own_optimizers.ByRow])
-def test_what_no_parameter_of_the_model_brings_about_is_no_reason(kind):
-    shapes = [(300,)] if kind is own_optimizers.ByRow else [(300,), (300, 20), (300, 1, 2)]
-    describe(kind([torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]), [f"{kind.__module__}:{kind.__name__}"])
-
-
-def test_a_large_model_is_tried_with_shorter_axes_that_are_still_long():
-    name, shapes = "support.own_optimizers:FactorsLarge", [(50_000, 4096), (512, 512, 3, 3), (4096,)]
-    spec = OptimizerSpec(name=name, groups=({"lr": 0.1},))
-    with pytest.raises(ConfigError, match="not element-wise"):
-        require_elementwise(spec, [name], [(shape, 0) for shape in shapes])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        own_optimizers.ByNorm,
+        own_optimizers.ByRow,
+        own_optimizers.Centralises,
+        own_optimizers.DecaysMatrices,
+        own_optimizers.TrainsWhatRequiresIt,
+    ],
+)
+def test_what_depends_on_a_parameter_and_its_shape_alone_is_run(kind):
+    describe(kind(PARAMETERS), [f"{kind.__module__}:{kind.__name__}"])
 
 
 def test_parameters_in_groups_of_different_options_are_tried_together():

@@ -76,7 +76,7 @@ def loss_of(kind):
 def train(job):
     weights, optimizer = made(job.kind, job.odd)
     data, state, loss = samples(job.kind), optimizer.init(weights), loss_of(job.kind)
-    session = evenstep.jax.Session(SCHEME, data=data, global_batch_size=GLOBAL, shuffle=False)
+    session = evenstep.jax.Session(SCHEME, weights=(weights, state), data=data, global_batch_size=GLOBAL, shuffle=False)
     for iteration, batch in enumerate(session.epoch()):
         kept = factors(session.share.indices, iteration, np.nan if job.faulty else None)
         if job.kind == "masked":

@@ -33,7 +33,14 @@ def stepped(weights, state, gradients):
 def train(job):
     weights = list(map(jax.numpy.asarray, first_weights(job.dtype)))
     state = OPTIMIZER.init(weights)
-    session = evenstep.jax.Session(job.scheme, data=data(job.dtype), global_batch_size=GLOBAL, pad=PAD, shuffle=False)
+    session = evenstep.jax.Session(
+        job.scheme,
+        weights=(weights, state),
+        data=data(job.dtype),
+        global_batch_size=GLOBAL,
+        pad=PAD,
+        shuffle=False,
+    )
     for epoch in range(EPOCHS):
         for (inputs, labels), mask in session.epoch(epoch):
             _, gradients = session.mean(loss_of(weights, inputs, labels, mask))

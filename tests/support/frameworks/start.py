@@ -2,16 +2,14 @@
 
 import os
 import pickle
-import random
 import select
-import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
 
 from support.frameworks.task import WORKERS
 from support.guard import GUARD_SECONDS
+from support.ports import free_port
 
 
 def run(name, jobs, folder):
@@ -51,15 +49,6 @@ def run(name, jobs, folder):
         print(f"worker {rank} ended with {processes[rank].returncode} and said:", output.read().decode()[-4000:])
         output.close()
     return [pickle.loads(each.read_bytes()) if each.exists() else None for each in results]
-
-
-def free_port():
-    """A port on which nobody listens, below those that the system gives to connections."""
-    while True:
-        port = random.SystemRandom().randrange(20000, 32000)
-        with socket.socket() as trial, suppress(OSError):
-            trial.bind(("127.0.0.1", port))
-            return port
 
 
 def leave(path, results, doing):

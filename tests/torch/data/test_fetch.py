@@ -18,7 +18,7 @@ from evenstep.core.samples import Request
 from evenstep.torch.data.batch_maker import BatchMaker
 from evenstep.torch.data.fetch import ProcessFetcher, Requests, WorkerDataset
 from evenstep.torch.data.packing import ByValue, pack
-from evenstep.torch.data.randomness import NumPyRandom, PythonRandom, TorchRandom
+from evenstep.torch.data.randomness import seeded_randomness
 
 ROWS, COLUMNS = 4096, 256  # 1 KB a sample, 4 MB in all
 DATA = torch.arange(ROWS * COLUMNS, dtype=torch.float32).reshape(ROWS, COLUMNS)
@@ -138,17 +138,15 @@ def test_a_small_batch_travels_by_value_and_arrives_as_it_was(kind):
 def test_what_default_collate_makes_is_made_and_its_extensions_count(monkeypatch):
     rows = [(DATA[n], n, 0.5 * n, n > 3, ARRAY[n], f"row {n}", {"sum": 2**40 + n}) for n in range(9)]
     for samples in (rows, [1, 2.5], [1, True], [1, np.int64(3)], [HALF[1], HALF[2]], [*DATA[:3]]):
-        same(
-            BatchMaker(samples, 0).batch((0, range(len(samples)), list(range(len(samples))))), default_collate(samples)
-        )
+        same(BatchMaker(samples).batch(list(range(len(samples)))), default_collate(samples))
     nested = [{"pair": (n, [DATA[n], {"row": ARRAY[n]}])} for n in range(4)]
-    same(BatchMaker(nested, 0).batch((0, range(4), [0, 1, 2, 3])), default_collate(nested))
+    same(BatchMaker(nested).batch([0, 1, 2, 3]), default_collate(nested))
     with pytest.raises(RuntimeError, match="equal size"):
-        BatchMaker([(1, 2), (3,)], 0).batch((0, (0, 1), [0, 1]))
+        BatchMaker([(1, 2), (3,)]).batch([0, 1])
     monkeypatch.setitem(default_collate_fn_map, int, lambda batch, **_: sum(batch))
-    assert BatchMaker([1, 2], 0).batch((0, (0, 1), [0, 1])) == 3
+    assert BatchMaker([1, 2]).batch([0, 1]) == 3
     monkeypatch.setitem(default_collate_fn_map, Mapping, lambda batch, **_: len(batch))
-    assert BatchMaker(nested, 0).batch((0, (0, 1), [0, 1])) == 2
+    assert BatchMaker(nested).batch([0, 1]) == 2
 
 
 class InMemory(Dataset):
@@ -175,24 +173,20 @@ def test_a_collate_function_gets_the_same_from_data_workers_as_in_this_process()
     assert sorted(label for _, labels in seen[0] for label in labels) == list(range(50))
 
 
-class DrawsSometimes(InMemory):
-    """Random augmentation of some samples, as flips with a probability; it counts how often samples are fetched."""
+class Drawing(InMemory):
+    """Random augmentation; it counts how often samples are fetched."""
 
-    def __init__(self, first):
-        self.first, self.fetched = first, 0
+    def __init__(self):
+        self.fetched = 0
 
     def __getitem__(self, index):
         self.fetched += 1
-        return (torch.rand(()).item() + random.random() + np.random.random() if index >= self.first else 0.0), index
+        return tuple(moving()), index
 
 
 class InLists(InMemory):
     def __getitems__(self, indices):
         return [(DATA[index], -index) for index in indices]
-
-
-def epoch_of(dataset, **options):
-    return epoch(loader_of(dataset, **options))
 
 
 def loader_of(dataset, **options):
@@ -205,61 +199,13 @@ def epoch(loader):
     return [sample for batch in loader for sample in batch]
 
 
-def test_samples_are_seeded_alike_whichever_is_the_first_to_draw():
-    always = {index: value for value, index in epoch_of(DrawsSometimes(0))}
-    for first in (1, 20, 49):
-        late = {index: value for value, index in epoch_of(DrawsSometimes(first))}
-        assert {index: value for index, value in late.items() if value} == {n: always[n] for n in range(first, 50)}
+DRAWS = [random.random, random.gauss, np.random.random, np.random.randn, lambda: torch.rand(()).item(),
+         lambda: torch.randn(()).item()]  # fmt: skip
 
 
-def test_what_draws_nothing_is_fetched_once():
-    dataset = DrawsSometimes(50)
-    epoch_of(dataset)
-    assert dataset.fetched == 50
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_dataset_that_fetches_lists_is_asked_for_lists(num_workers):
-    assert sorted(index for _, index in epoch_of(InLists(), num_workers=num_workers)) == list(range(-49, 1))
-
-
-class DrawsFrom(InMemory):
-    """Draws by one generator, and by a second where the first says so."""
-
-    def __init__(self, *draws):
-        self.draws = draws
-
-    def __getitem__(self, index):
-        first, second = (DRAW[each] for each in self.draws)
-        value = first()
-        return (value, second()) if value > 0.9 else (value, 0.0)
-
-
-DRAW = {"python": random.random, "gauss": lambda: random.gauss(), "numpy": np.random.random, "randn": np.random.randn,
-        "torch": lambda: torch.rand(()).item(), "torch gauss": lambda: torch.randn(()).item()}  # fmt: skip
-
-
-def moving(kinds):
-    """What the script itself draws next."""
-    return [DRAW[kind]() for kind in kinds]
-
-
-@pytest.mark.parametrize("draws", [("python", "numpy"), ("numpy", "torch"), ("torch", "python"), ("gauss", "randn"),
-                                   ("randn", "torch gauss"), ("torch gauss", "gauss")])  # fmt: skip
-def test_whoever_fetches_draws_the_same_and_the_script_does_not_notice(draws):
-    """Also where the generators keep a second Gaussian number back."""
-    seeded_everywhere(5)
-    expected = [moving(DRAW) for _ in range(4)]
-    seen = []
-    for options in ({}, {"batch_size": 3}, {"num_workers": 2}, {"num_workers": 2, "collate_fn": tupled}):
-        loader = loader_of(DrawsFrom(*draws), **options)
-        seeded_everywhere(5)
-        found = [moving(DRAW)]
-        seen.append([(float(x), float(y)) for x, y in epoch(loader)])
-        found += [moving(DRAW) for _ in range(3)]
-        assert found == expected
-    assert seen[1:] == seen[:1] * 3
-    assert len(set(seen[0])) == 50
+def moving():
+    """What each global generator draws next."""
+    return [draw() for draw in DRAWS]
 
 
 def seeded_everywhere(seed):
@@ -268,27 +214,59 @@ def seeded_everywhere(seed):
     torch.manual_seed(seed)
 
 
-def tupled(samples):
-    return [(x, y) for x, y in samples]
+def test_a_sample_is_fetched_once():
+    dataset = Drawing()
+    assert len(epoch(loader_of(dataset))) == dataset.fetched == 50
+
+
+def test_without_data_workers_the_dataset_draws_from_the_scripts_generators():
+    seeded_everywhere(5)
+    expected = [tuple(moving()) for _ in range(50)]
+    loader = loader_of(Drawing(), collate_fn=list)
+    assert loader.batch_sizes == [8]  # Starts the session, which draws nothing of the script's.
+    seeded_everywhere(5)
+    assert [drawn for drawn, _ in epoch(loader)] == expected
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_data_workers_are_seeded_for_each_epoch_and_leave_the_scripts_generators_alone(masks):
+    """Whether the samples draw, or the collate function, as that of masked language models does."""
+    options = {"num_workers": 2, "collate_fn": masked if masks else list}
+    seeded_everywhere(5)
+    expected = moving()
+    loaders = [loader_of(Drawing(), **options) for _ in range(2)]
+    seeded_everywhere(5)
+    first, again = (sorted(epoch(loader)) for loader in loaders)
+    assert moving() == expected
+    assert first == again
+    loaders[0].set_epoch(1)
+    second = epoch(loaders[0])
+    assert len({drawn for drawn, *_ in (*first, *second)}) == len(first) + len(second)
+    loaders[1].set_epoch(0)
+    assert sorted(epoch(loaders[1])) == first
 
 
 def masked(samples):
-    """A collate function that draws, as that of masked language models does."""
-    return [([index for _, index in samples], torch.rand(()).item(), random.random())]
+    """A collate function that draws."""
+    return [(tuple(moving()), [index for _, index in samples])]
 
 
-@pytest.mark.parametrize("dataset", [InMemory(), DrawsSometimes(20)], ids=["still", "drawing"])
-def test_a_collate_function_draws_the_same_whoever_calls_it(dataset):
-    torch.manual_seed(3)
-    expected = torch.rand(2).tolist()
-    seen = []
-    for num_workers in (0, 2):
-        loader = loader_of(dataset, num_workers=num_workers, collate_fn=masked)
-        torch.manual_seed(3)
-        seen.append(epoch(loader))
-        assert torch.rand(2).tolist() == expected
-    assert seen[0] == seen[1]
-    assert len({drawn for _, drawn, _ in seen[0]}) == len(seen[0])
+def test_all_generators_are_seeded_for_a_while():
+    seeded_everywhere(5)
+    expected = [moving() for _ in range(3)]
+    seeded_everywhere(5)
+    found, inside = [moving()], []
+    for key in ((1, 2), (1, 2), (1, 3), (-1, 2**63 - 1)):
+        with seeded_randomness(*key):
+            inside.append(moving())
+    assert [*found, moving(), moving()] == expected  # Also where a second Gaussian number is kept back.
+    assert inside[0] == inside[1]
+    assert len({number for drawn in inside for number in drawn}) == 3 * len(DRAWS)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_dataset_that_fetches_lists_is_asked_for_lists(num_workers):
+    assert sorted(index for _, index in epoch(loader_of(InLists(), num_workers=num_workers))) == list(range(-49, 1))
 
 
 class AsOne(InMemory):
@@ -303,9 +281,9 @@ def test_a_dataset_may_fetch_a_batch_as_one(num_workers):
 
 
 def test_samples_that_are_needed_one_by_one_must_come_in_a_list():
-    maker = BatchMaker(AsOne(), 0, list)
+    maker = BatchMaker(AsOne(), list)
     with pytest.raises(evenstep.ConfigError, match=r"__getitems__ returned .* return a list of samples"):
-        maker.packed((0, (0, 1), [0, 1]))
+        maker.packed([0, 1])
 
 
 class Shares:
@@ -330,71 +308,28 @@ class Inner:
 
 def fetcher_of(maker, *requests):
     asked = Requests()
-    asked.begin(Shares(*requests), 1, np.arange(50), limit=None, by_rows=maker.by_rows)
-    return ProcessFetcher(Inner(asked, maker), asked, maker, 1, pin=False)
+    asked.begin(Shares(*requests), np.arange(50), limit=None, by_rows=maker.by_rows)
+    return ProcessFetcher(Inner(asked, maker), asked, maker, pin=False)
 
 
-@pytest.mark.parametrize("dataset", [InMemory(), DrawsSometimes(0)], ids=["still", "drawing"])
-@pytest.mark.parametrize("collate", [default_collate, masked], ids=["default", "own"])
-def test_what_a_change_of_sizes_leaves_is_the_same_batch(dataset, collate):
+@pytest.mark.parametrize("collate", [default_collate, sums], ids=["default", "own"])
+def test_what_a_change_of_sizes_leaves_is_the_same_batch(collate):
     """Whether it came whole, from a whole that was asked for anew, or from parts of two chunks."""
-    maker = BatchMaker(dataset, 7, collate)
-    expected = maker.batch((1, (3, 4, 5, 6), [3, 4, 5, 6]))
+    maker = BatchMaker(InMemory(), collate)
+    expected = maker.batch([3, 4, 5, 6])
     own = collate is not default_collate
     whole = Request(iteration=0, positions=(3, 4, 5, 6), whole=own)
     larger = Request(iteration=0, positions=(2, 3, 4, 5, 6, 7), whole=own)
     parts = Request(iteration=0, positions=(3, 5)), Request(iteration=0, positions=(4, 6))
     for requests in ((whole,), (larger, *parts), parts, (larger, whole)):
-        found = fetcher_of(BatchMaker(dataset, 7, collate), *requests).fetch(0, (3, 4, 5, 6))
+        found = fetcher_of(maker, *requests).fetch(0, (3, 4, 5, 6))
         assert str(found) == str(expected)
 
 
 def test_a_chunk_that_is_the_batch_is_not_copied():
-    maker = BatchMaker(InMemory(), 0)
+    maker = BatchMaker(InMemory())
     requests = [Request(iteration=0, positions=(0, 1)), Request(iteration=1, positions=(2, 3))]
     fetcher = fetcher_of(maker, *requests)
     sent = []
     fetcher._chunks = (sent.append(chunk) or chunk for chunk in fetcher._chunks)
     assert all(fetcher.fetch(n, request.positions) is sent[n] for n, request in enumerate(requests))
-
-
-def test_numpys_generator_may_be_another_one():
-    own = np.random.get_bit_generator()
-    try:
-        np.random.set_bit_generator(np.random.PCG64(3))
-        generator = NumPyRandom()
-        before = generator.state()
-        drawn = np.random.random(), np.random.randn()
-        assert generator.state() != before
-        generator.restore(before)
-        assert (np.random.random(), np.random.randn()) == drawn
-    finally:
-        np.random.set_bit_generator(own)
-
-
-@pytest.mark.parametrize("known", [True, False], ids=["by its words", "by getstate"])
-def test_pythons_generator_is_put_back(known):
-    generator = PythonRandom()
-    if not known:
-        generator._memory = None
-    for draw in (random.random, random.gauss, lambda: random.getrandbits(1)):
-        before = generator.state()
-        assert generator.state() == before
-        drawn = draw()
-        assert generator.state() != before
-        generator.restore(before)
-        assert draw() == drawn
-
-
-def test_torchs_generator_is_put_back():
-    generator = TorchRandom()
-    wide = {"dtype": torch.float64}
-    # The second of two normal numbers is in store, of each width; the 625th word follows from all others.
-    draws = [torch.rand, torch.randn, torch.randn, torch.randperm, lambda n: torch.randint(9, (n,)), torch.rand]
-    for draw in (*draws, lambda n: torch.randn(n, **wide), lambda n: torch.randn(n, **wide), lambda n: torch.rand(700)):
-        before = generator.state()
-        assert generator.state() == before
-        drawn = draw(3 if draw is torch.randperm else 1)
-        assert generator.state() != before
-        generator.restore(before)
-        torch.testing.assert_close(draw(3 if draw is torch.randperm else 1), drawn, rtol=0, atol=0)

@@ -129,7 +129,7 @@ def test_lengths_and_sizes_are_known_before_the_workers_meet(monkeypatch):
     with pytest.raises(TypeError):
         len(session.shares(None, 4))
     for length, size in ((0, 4), (10, 0), (10.5, 4), (10, True)):
-        with pytest.raises(ConfigError, match="of shares is a whole number"):
+        with pytest.raises(ConfigError, match="must be a whole number from 1 to"):
             session.shares(length, size)
 
 
@@ -199,7 +199,27 @@ def test_a_users_sampler_is_drawn_anew_each_epoch_and_kept_across_a_resume():
     assert begun + numbers(resumed) == whole[0]
 
 
-def test_the_scripts_random_numbers_do_not_notice_the_loader():
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_state_that_is_loaded_within_a_loop_ends_the_loop(num_workers):
+    loader = loader_of(COUNTED, batch_size=2, num_workers=num_workers)
+    loop = iter(loader)
+    next(loop)
+    compute(loader)
+    state = loader.state_dict()
+    assert next(loop)[0].tolist() == [2, 3]
+    compute(loader)
+    loader.load_state_dict(state)
+    with pytest.raises(ConfigError, match="a state was loaded, before this loop ended: leave the loop first"):
+        next(loop)
+    assert numbers(loader) == [[2, 3], [4, 5], [6, 7], [8, 9]]
+    for _ in loader:
+        compute(loader)
+        loader.load_state_dict(state)
+        break
+    assert numbers(loader) == [[2, 3], [4, 5], [6, 7], [8, 9]]
+
+
+def test_the_scripts_random_numbers_do_not_notice_data_workers():
     class Noisy(Dataset):
         def __len__(self):
             return 8
@@ -209,11 +229,9 @@ def test_the_scripts_random_numbers_do_not_notice_the_loader():
 
     torch.manual_seed(0)
     expected = torch.rand(4).tolist()
-    for num_workers in (0, 2):
-        loader = loader_of(Noisy(), batch_size=2, num_workers=num_workers)
-        torch.manual_seed(0)
-        found = [torch.rand(1).item() for _ in loader]
-        assert found == expected
+    loader = loader_of(Noisy(), batch_size=2, num_workers=2)
+    torch.manual_seed(0)
+    assert [torch.rand(1).item() for _ in loader] == expected
 
 
 def test_structures_survive_the_chunks():
@@ -233,7 +251,7 @@ def test_structures_survive_the_chunks():
 
 def test_worker_processes_of_a_fork_server_fetch_the_same():
     def fetched(**options):
-        return [str(batch) for batch in loader_of(training.Numbered(23), batch_size=4, **options)]
+        return [str(numbers) for numbers, _ in loader_of(training.Numbered(23), batch_size=4, **options)]
 
     assert fetched(num_workers=2, multiprocessing_context=CONTEXT) == fetched()
 

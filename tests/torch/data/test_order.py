@@ -22,7 +22,7 @@ def drawn(length, workers, epoch, **options):
     sampler = DistributedSampler(range(length), workers, 0, **options)
     alone = Workers(rank=0, count=workers, host="here", timeout_seconds=1.0)
     order = order_of(DataLoader(range(length), sampler=sampler), alone, seed=0)
-    return order.draw(epoch, alone).indices[np.arange(order.length)].tolist()
+    return order.draw(epoch, alone, lambda record: [record]).indices[np.arange(order.length)].tolist()
 
 
 @pytest.mark.parametrize("shuffle", [True, False], ids=["shuffled", "in order"])

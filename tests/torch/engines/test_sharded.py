@@ -26,7 +26,8 @@ def close(values, expected):
 @pytest.mark.parametrize(("workers", "optimizer"), [(3, "adam"), (4, "momentum")])
 def test_changing_sizes_follow_the_trajectory_of_one_process(workers, optimizer):
     run = Run(scripted=11, optimizer=optimizer, **UNEVEN)
-    values = results(run_workers(sharded.train, workers, run))
+    values = results(run_workers(sharded.train_heard, workers, run))
+    assert [value["warnings"] for value in values] == [[]] * workers  # FSDP's own communication is not the script's.
     assert len({tuple(sizes) for sizes in values[0]["sizes"]}) > 10
     assert any(0 in sizes for sizes in values[0]["sizes"]) or workers < 4
     close(values, training.train_alone(run, 5 * workers))
@@ -64,7 +65,15 @@ def test_an_overflow_on_one_worker_skips_the_step_on_all():
         assert np.isfinite(value["end"]).all()
 
 
-@pytest.mark.parametrize("train", [sharded.train_beside_a_busy_worker, sharded.average_beside_a_busy_worker])
+@pytest.mark.parametrize(
+    "train",
+    [
+        sharded.train_beside_a_busy_worker,
+        sharded.average_beside_a_busy_worker,
+        sharded.sum_beside_a_busy_worker,
+        sharded.gather_beside_a_busy_worker,
+    ],
+)
 def test_waiting_for_a_slower_worker_is_no_compute(train, tmp_path):
     results(run_workers(train, 2, Run(samples=100, dtype=torch.float32), 1, tmp_path))
     seconds = {worker: [] for worker in range(2)}
@@ -74,9 +83,10 @@ def test_waiting_for_a_slower_worker_is_no_compute(train, tmp_path):
     assert statistics.median(seconds[0]) < statistics.median(seconds[1]) / 3
 
 
-def test_a_checkpoint_goes_on_in_other_shards(tmp_path):
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_checkpoint_goes_on_in_other_shards(tmp_path, asynchronous):
     run = Run(scripted=3, optimizer="adam", global_batch_size=15, samples=82, epochs=3)
-    results(run_workers(sharded.train_saving, 3, run, tmp_path, 8))
+    results(run_workers(sharded.train_saving, 3, run, tmp_path, 8, asynchronous))
     close(results(run_workers(sharded.train_restored, 2, run, tmp_path)), training.train_alone(run, 15))
 
 

@@ -51,10 +51,10 @@ def test_preparing_often_leaves_one_hook_and_nothing_of_what_was_closed(shown, s
 def test_a_run_that_is_no_longer_referred_to_does_not_hear_of_errors(shown, tmp_path):
     before = alive(Tracker)
     prepared = training.prepared(Run(samples=10, options={"run_dir": tmp_path}))
-    balancer = weakref.ref(prepared[2].engine.balancer)
+    tracker = weakref.ref(prepared[2].engine.tracker)
     del prepared
     gc.collect()
-    assert balancer() is None
+    assert tracker() is None
     assert alive(Tracker) == before
     fail(ValueError("of another's"))
     assert len(shown) == 1

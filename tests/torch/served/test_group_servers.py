@@ -68,8 +68,8 @@ def test_members_of_a_group_have_the_same_weights_at_each_release(tmp_path, acro
     ("faults", "committed"),
     [
         ({(2, "backward"): Kill()}, True),
-        (Plan("push", 3, served_faults.die_before), False),
-        (Plan("push", 2, served_faults.die_within), False),
+        (Plan("pushgradients", 3, served_faults.die_before), False),
+        (Plan("pushgradients", 2, served_faults.die_within), False),
     ],
 )
 def test_a_worker_killed_behind_a_group_server_holds_nobody(tmp_path, faults, committed):

@@ -16,10 +16,8 @@ from torch.distributed import PrefixStore, TCPStore
 
 from evenstep.core.errors import ConfigError
 from evenstep.launch.handover import Handover, private_folder, run_of
-from evenstep.launch.launch_settings import LaunchSettings
-from evenstep.launch.server_settings import SECRET_VARIABLE
-from evenstep.schemes import Served
-from evenstep.torch.processes.join_servers import Wanted, meet_in_store
+from evenstep.launch.server_settings import SECRET_VARIABLE, ServerSettings
+from evenstep.torch.processes.join_servers import meet_in_store
 from evenstep.transport.base import ConnectionLostError
 from evenstep.transport.connect import connect
 
@@ -50,7 +48,7 @@ def environment(store, count, **more):
 
 
 def wanted(workers, run_dir=None):
-    return Wanted(served=Served(), workers=workers, run_dir=run_dir, launched=LaunchSettings(), timeout_seconds=30.0)
+    return ServerSettings(count=1, workers=workers, snapshots=Path("snapshots"), until_closed=True), run_dir, 30.0
 
 
 def in_store(store):
@@ -82,7 +80,7 @@ def host_servers(count, told):
     os.environ.update(told)
     tempfile.tempdir = told["TMPDIR"]
     store = TCPStore("127.0.0.1", int(told["MASTER_PORT"]), None, False)
-    meet_in_store(store, 0, wanted(count))
+    meet_in_store(store, 0, *wanted(count))
     threading.Event().wait(GUARD_SECONDS)
 
 
@@ -207,7 +205,7 @@ def test_a_stranger_who_writes_into_the_store_first_cannot_lead_a_worker_astray(
     monkeypatch.delenv(SECRET_VARIABLE, raising=False)
     PrefixStore("evenstep/servers", store).set("addresses/1", forged)
     with pytest.raises(ConfigError, match="which the store of this run names for its servers, is not used"):
-        meet_in_store(store, 1, wanted(2))
+        meet_in_store(store, 1, *wanted(2))
 
 
 def test_runs_of_a_user_on_one_host_are_told_apart_by_where_they_meet():
@@ -221,4 +219,4 @@ def test_beyond_one_host_a_secret_must_be_given_on_every_worker(store, monkeypat
     monkeypatch.delenv(SECRET_VARIABLE, raising=False)
     for rank in (0, 3):
         with pytest.raises(ConfigError, match="servers beyond one host need a secret: set EVENSTEP_SECRET"):
-            meet_in_store(store, rank, wanted(4, Path("unused")))
+            meet_in_store(store, rank, *wanted(4, Path("unused")))

@@ -8,7 +8,7 @@ import torch
 from evenstep.tensors.messages import parameter_views
 from evenstep.torch.engines.describe import layout_of
 from evenstep.torch.engines.served_parameters import ServedParameters
-from evenstep.worker.servers.link import Link
+from evenstep.worker.servers.link import ServerLink
 
 SIZES = ((3,), (300, 300), (0,), (250, 200), (50_000,), (7,), (2**19 + 1,), (5, 5))
 """Small ones, large ones, and neighbours that are large together."""
@@ -26,7 +26,7 @@ def served(request):
     for parameter in parameters.values():
         parameter.grad = torch.randn(parameter.shape).to(parameter.dtype)
     layout = layout_of(parameters.items(), [torch.optim.SGD(parameters.values(), lr=1.0)]).shards(1)[0]
-    link = Link(0, lambda shard: pytest.fail("nobody connects"), 1, timeout_seconds=1.0)
+    link = ServerLink(0, lambda shard: pytest.fail("nobody connects"), 1, timeout_seconds=1.0)
     link.incarnation = 0
     link.shards[0].take_place((), layout.nbytes, 0)
     side = ServedParameters(parameters, [layout], link, waits=request.param)

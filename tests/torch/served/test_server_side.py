@@ -9,7 +9,7 @@ from evenstep.core.errors import WorkerLostError
 from evenstep.telemetry import read_events
 from evenstep.telemetry.events import SnapshotFailed
 from evenstep.transport.connect import connect
-from evenstep.worker.servers.link import Link
+from evenstep.worker.servers.link import ServerLink
 
 pytestmark = pytest.mark.multiprocess
 
@@ -40,7 +40,7 @@ def test_incarnations_of_two_servers_differ(tmp_path):
 def test_a_worker_that_has_waited_for_the_others_says_who_is_missing(tmp_path):
     settings = {"snapshots": str(tmp_path / "snapshots"), "count": 1, "workers": 3}
     with serving(settings, 1) as (addresses, secret):
-        link = Link(1, lambda _: connect(addresses[0], secret=bytes.fromhex(secret)), 1, timeout_seconds=0.5)
+        link = ServerLink(1, lambda _: connect(addresses[0], secret=bytes.fromhex(secret)), 1, timeout_seconds=0.5)
         with pytest.raises(WorkerLostError, match="missing: 0, 2"):
             link.meet(b"mine")
         link.close()

@@ -244,9 +244,9 @@ def test_a_users_optimizer_runs_on_servers_which_import_its_module():
 def test_a_users_optimizer_that_servers_cannot_run_is_refused_before_training():
     model = torch.nn.Linear(4, 2)
     before = [parameter.clone() for parameter in model.parameters()]
-    optimizer = own_optimizers.ByNorm(model.parameters())
-    with pytest.raises(ConfigError, match="ByNorm: it is not element-wise"):
-        prepared(model, optimizer=optimizer, scheme="asp:optimizer=support.own_optimizers:ByNorm")
+    optimizer = own_optimizers.LimitsTheWhole(model.parameters())
+    with pytest.raises(ConfigError, match="LimitsTheWhole: its update of a parameter depends on other parameters"):
+        prepared(model, optimizer=optimizer, scheme="asp:optimizer=support.own_optimizers:LimitsTheWhole")
     with pytest.raises(ConfigError, match=r"the module 'no\.module' of a scheme cannot be imported"):
         prepared(model, scheme="asp:optimizer=no.module:Class")
     with pytest.raises(ConfigError, match="the optimizer 'Class' cannot be found: write my_module:MyClass"):

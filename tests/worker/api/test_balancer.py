@@ -27,7 +27,7 @@ BARRIERS = {
     "lb-bsp": "lb-bsp",
     "dbs": "dbs",
     "sizes that always change": Scheme(name="scripted", load=Scripted(seed=11)),
-    "sizes by hand": evenstep.static([30, 12, 6]),
+    "sizes by hand": evenstep.schemes.static([30, 12, 6]),
 }
 BY_ENVIRONMENT = "sizes by the environment"
 TRAINED = [*BARRIERS, "resumed", BY_ENVIRONMENT]
@@ -174,7 +174,8 @@ def balancer_of(all_gather=None, **given):
             "the batch sizes [5] add up to 5, not to the global batch size 4: correct one of them",
         ),
         ({"scheme": "static:gpu:X=4"}, "there is a batch size of 'gpu:X', which matches no worker: choose one of"),
-        ({"seed": 2**64}, "seed must be a whole number from"),
+        ({"seed": 2**64}, "seed must be a whole number of at most 64 bits, not 18446744073709551616"),
+        ({"run_dir": 7}, "run_dir must be the path of a folder, not 7"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_sentence(given, sentence):
@@ -184,7 +185,7 @@ def test_what_cannot_work_is_refused_in_one_sentence(given, sentence):
 
 def test_compute_is_reported_once_for_each_share():
     balancer = balancer_of()
-    with pytest.raises(evenstep.ConfigError, match=r"^no share is in hand"):
+    with pytest.raises(evenstep.ConfigError, match=r"^there is no current share"):
         balancer.report(1.0)
     for share in balancer.epoch():
         for wrong in (-1, 1e300, float("nan"), "1", None):
@@ -250,6 +251,19 @@ def test_arrays_can_be_indexed_with_a_share():
         np.testing.assert_array_equal(data[share.positions], data[share.iteration * 4 : share.iteration * 4 + 4])
         np.testing.assert_array_equal(torch.from_numpy(data)[share.positions].numpy(), data[share.indices])
         balancer.report(1.0)
+
+
+def test_the_next_share_is_known_as_far_as_sizes_stay():
+    balancer, planned, taken = balancer_of(length=11, seed=3), [], []
+    assert balancer.planned is None
+    for share in balancer.epoch():
+        planned.append(balancer.planned)
+        taken.append(share.indices.tolist())
+        balancer.report(1.0)
+    *others, last = planned
+    assert [share.indices.tolist() for share in others] == taken[1:]
+    assert [share.iteration for share in others] == [1, 2]
+    assert last is None is balancer.planned
 
 
 def test_a_state_of_other_data_is_refused():

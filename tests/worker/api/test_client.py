@@ -136,12 +136,18 @@ def test_a_mistake_is_told_also_where_no_server_can_be_reached(sentence):
     ("given", "sentence"),
     [
         ({"scheme": "lb-bsp"}, "the scheme 'lb-bsp' needs no servers: use evenstep.Balancer"),
-        ({"scheme": None}, "a scheme must be a string such as 'lb-bsp', or what a recipe such as evenstep.lb_bsp()"),
+        (
+            {"scheme": None},
+            "a scheme must be a string such as 'lb-bsp', or what a recipe such as evenstep.schemes.lb_bsp()",
+        ),
         ({"workers": "two"}, "workers must be a whole number from 1 to 2147483647, not 'two'"),
         ({"workers": 0}, "workers must be a whole number from 1 to 2147483647, not 0"),
         ({"secret": "secret"}, "the secret of the servers must be hexadecimal digits"),
         ({"secret": "ab"}, "a secret of 1 bytes could be guessed: use at least 16"),
         ({"run_dir": "x" * 300}, f"the run directory {'x' * 300} cannot be written (File name too long): give another"),
+        ({"run_dir": 3}, "run_dir must be the path of a folder, not 3"),
+        ({"listen": None}, "listen must be a host name or an address, not None"),
+        ({"resume": "yes"}, "resume must be True or False, not 'yes'"),
     ],
 )
 def test_a_wrong_argument_starts_no_servers(given, sentence):
@@ -170,7 +176,7 @@ def test_a_mistake_of_a_client_is_one_sentence():
             client(workers=2)
         made = client(options={"lr": np.float32(0.5), "nesterov": np.False_}, length=np.int64(8), rank=np.int32(0))
         assert made.options["lr"] == 0.5
-        with refused("no share is in hand"):
+        with refused("there is no current share"):
             made.push(weights)
         shares = made.epoch()
         assert next(shares).weight == 1
@@ -210,8 +216,7 @@ def test_a_worker_that_left_a_loop_pushes_on_the_weights_that_it_was_given_then(
 
         left, other = pool.map(client, range(2))
         looked, stepped = left.epoch(), other.epoch()
-        next(looked)
-        next(stepped)
+        list(pool.map(next, (looked, stepped)))  # Nobody is served before all have begun.
         other.push(gradient)
         looked.close()
         stepped.close()

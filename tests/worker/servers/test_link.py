@@ -12,7 +12,8 @@ from evenstep.protocol.encoding import decode, encode
 from evenstep.protocol.messages import (
     ASKED,
     Again,
-    Answer,
+    Grant,
+    NumberedReply,
     Pending,
     Ping,
     Placed,
@@ -23,15 +24,14 @@ from evenstep.protocol.messages import (
     Stage,
     Staged,
     Start,
-    Work,
 )
 from evenstep.transport.base import ConnectionLostError, SilentError
-from evenstep.worker.servers.link import MAX_TRIES, Link
+from evenstep.worker.servers.link import MAX_TRIES, ServerLink
 from evenstep.worker.servers.replies import ASK_AGAIN
 
 HEARTBEAT_SECONDS, TIMEOUT_SECONDS = 2.0, 60.0
 PLACE = Placed(incarnation=1, heartbeat=HEARTBEAT_SECONDS, nbytes=0, version=0)
-OVER = Answer(sequence=1, weights=False, version=0, body=Work(claims=(), over=True))
+OVER = NumberedReply(sequence=1, weights=False, version=0, body=Grant(claims=(), over=True))
 
 
 class Server:
@@ -64,7 +64,7 @@ class Server:
 def linked(server, shards=1):
     for thread in server.threads:
         thread.start()
-    link = Link(
+    link = ServerLink(
         0,
         lambda shard: server.free.pop(),
         shards,

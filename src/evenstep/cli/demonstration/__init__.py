@@ -1,5 +1,1 @@
-"""The script that `evenstep demo` runs.
-
-Its folder is its own because Python first looks for imports beside a script: beside the subcommands, `profile.py` would
-hide the module `profile` of the standard library.
-"""
+"""The script that `evenstep demo` runs, in a folder of its own: Python first looks for imports beside a script."""

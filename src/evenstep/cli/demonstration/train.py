@@ -1,23 +1,22 @@
 """The training script of `evenstep demo`: a torchrun script with evenstep's one line, for several schemes.
 
-evenstep run --workers 4 train.py --data digits.npz
-torchrun --nproc-per-node 4 train.py --data digits.npz
+evenstep run --workers 4 train.py
+torchrun --nproc-per-node 4 train.py
 """
 
 import argparse
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
-from evenstep.cli.demonstration.setting import folder_of
+from evenstep.cli.demonstration.setting import folder_of, read_digits
 
 
 def network() -> nn.Module:
-    """Two convolutions and a linear layer, for images of 8 x 8."""
+    """Make two convolutions and a linear layer, for images of 8 x 8."""
     return nn.Sequential(
         nn.Conv2d(1, 16, kernel_size=3, padding=1),
         nn.ReLU(),
@@ -30,7 +29,7 @@ def network() -> nn.Module:
 
 
 def accuracy(model: nn.Module, test: TensorDataset) -> float:
-    """The share of the test images that the model gets right."""
+    """Return the share of the test images that the model gets right."""
     images, digits = test.tensors
     model.eval()
     with torch.no_grad():
@@ -71,7 +70,6 @@ def train(options: argparse.Namespace, scheme: str | None, data: dict[str, torch
 def main() -> None:
     """Train under each scheme in turn."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--batch-size", type=int, default=26)
     parser.add_argument("--seed", type=int, default=0)
@@ -80,7 +78,7 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.distributed.init_process_group("gloo")
-    data = {name: torch.from_numpy(array) for name, array in np.load(options.data).items()}
+    data = {name: torch.from_numpy(array) for name, array in read_digits().items()}
     for scheme in options.schemes:
         train(options, scheme, data)
     torch.distributed.destroy_process_group()

@@ -1,7 +1,7 @@
-"""Injected slowness and emulated devices: how long a worker's compute takes, decided without a clock."""
+"""Injected slowness and emulated devices: the time of a worker's compute, decided without a clock."""
 
 from evenstep.cluster.slowness.base import NO_SLOWNESS, Disturbance, Slowness, SlownessNews
-from evenstep.cluster.slowness.devices import MEASURED_CURVES, AffineCurve, Curve, Device, DeviceMemory, PointCurve
+from evenstep.cluster.slowness.devices import MEASURED_CURVES, AffineCurve, Device, DeviceMemory, PointCurve, TimeCurve
 from evenstep.cluster.slowness.disturbances import (
     Chain,
     Constant,
@@ -10,7 +10,6 @@ from evenstep.cluster.slowness.disturbances import (
     Jitter,
     PerWorker,
     Trace,
-    Undisturbed,
 )
 from evenstep.cluster.slowness.taking import Taking, factors_of
 
@@ -20,7 +19,6 @@ __all__ = [
     "AffineCurve",
     "Chain",
     "Constant",
-    "Curve",
     "Device",
     "DeviceMemory",
     "Disturbance",
@@ -32,7 +30,7 @@ __all__ = [
     "Slowness",
     "SlownessNews",
     "Taking",
+    "TimeCurve",
     "Trace",
-    "Undisturbed",
     "factors_of",
 ]

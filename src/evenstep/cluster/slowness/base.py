@@ -1,26 +1,26 @@
-"""What a disturbance is, and what is reported of the slowness that it makes."""
+"""The interface of disturbances, and reports of the slowness that they cause."""
 
 from dataclasses import dataclass
 from typing import Final, Protocol, final
 
-_ALIKE: Final = 1.05
-_LASTING_ITERATIONS: Final = 3
+_ALIKE: Final = 1.05  # Smaller differences are not told of.
+_LASTING_ITERATIONS: Final = 3  # Shorter slowness is noise to whoever reads of it.
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowness:
-    """How an iteration is slowed: `factor` times its seconds (below 1: faster), plus `extra_seconds` >= 0."""
+    """The slowdown of an iteration: `factor` times its seconds (below 1: faster), plus `extra_seconds` >= 0."""
 
     factor: float = 1.0
     extra_seconds: float = 0.0
 
     def then(self, *, factor: float, extra_seconds: float = 0.0) -> "Slowness":
-        """This, and another on top of it."""
+        """Combine this slowness with another on top of it."""
         return Slowness(factor=self.factor * factor, extra_seconds=self.extra_seconds * factor + extra_seconds)
 
     def is_like(self, other: "Slowness") -> bool:
-        """Whether the two differ by at most five per cent."""
+        """True if the two differ by at most five per cent."""
         return _alike(self.factor, other.factor) and _alike(self.extra_seconds, other.extra_seconds)
 
 
@@ -28,33 +28,33 @@ NO_SLOWNESS: Final = Slowness()
 
 
 class Disturbance(Protocol):
-    """How long a worker's compute takes, given how long it would naturally take.
+    """Decides how long a worker's compute takes, given its natural time.
 
-    A pure function of its arguments and of the values that the member was made of: the order of the calls and the
+    A pure function of its arguments and of the values that the object was made from: the order of the calls and the
     process do not matter, so a run in real time and its replay in virtual time agree.
     """
 
     def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
-        """The seconds (>= 0) that the compute of this iteration takes in total, the natural part included.
+        """The total seconds (>= 0) of this iteration's compute, including the natural part.
 
         Args:
             worker: The worker's id, from 0.
             iteration: The worker's own count of iterations, from 0.
             batch_size: Samples of this iteration, from 0.
             natural_seconds: The undisturbed compute, >= 0.
-            now: Seconds since the run began, >= 0, for members that follow a trace in time.
+            now: Seconds since the run began, >= 0, for disturbances that follow a trace in time.
         """
 
     def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
-        """How much slower the worker is in this iteration, on top of `before`, the slowness by earlier members.
+        """The worker's slowness in this iteration, on top of `before`, the slowness by earlier disturbances.
 
-        Jitter, which is new in every iteration, does not count; nor does the time of a device.
+        Neither jitter, which changes in every iteration, nor the time of a device counts.
         """
 
 
 @final
 class SlownessNews:
-    """Tells when the slowness of one worker begins, changes or ends; asked in each of its iterations."""
+    """Tells when the slowness of one worker begins, changes or ends; call it in each of its iterations."""
 
     def __init__(self, disturbance: Disturbance, worker: int) -> None:
         self._disturbance = disturbance
@@ -62,7 +62,7 @@ class SlownessNews:
         self._reported = NO_SLOWNESS
 
     def of(self, iteration: int) -> Slowness | None:
-        """The slowness from this iteration on, if it differs from the one reported last and lasts; else None."""
+        """The slowness from this iteration on, if it lasts and differs from the last reported one; else None."""
         now = self._at(iteration)
         if now.is_like(self._reported):
             return None

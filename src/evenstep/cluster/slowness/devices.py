@@ -7,7 +7,7 @@ from importlib.resources import files
 from itertools import pairwise
 from operator import itemgetter
 from statistics import linear_regression
-from typing import Annotated, Final, Protocol, Self, final
+from typing import Annotated, Final, Self, TypeAlias, final
 
 from evenstep.cluster.record import (
     CAPACITY,
@@ -27,20 +27,13 @@ from evenstep.core.nearest import nearest
 from evenstep.core.values import UNLIMITED
 
 FIT_FROM: Final = 16
-"""The batch size, in samples, from which a device is taken to be filled and its time to grow along a line."""
+"""The batch size, in samples, from which a device is assumed to be filled, so that its time grows along a line."""
 
 MEASURED_CURVES: Final[dict[str, tuple[tuple[int, float], ...]]] = {
     name: tuple(enumerate(milliseconds, start=2))
     for name, milliseconds in tomllib.loads(files(__package__).joinpath("measured.toml").read_text("utf-8")).items()
 }
-"""Points (batch size in samples, milliseconds) in rising order of size, by the name of the device."""
-
-
-class Curve(Protocol):
-    """The compute time of a device as a function of the batch size."""
-
-    def seconds(self, batch_size: float) -> float:
-        """The seconds (> 0) of one iteration with `batch_size` samples, from 0."""
+"""Points (batch size in samples, milliseconds) in ascending order of size, by the name of the device."""
 
 
 @final
@@ -49,8 +42,8 @@ class AffineCurve:
     """`fixed_seconds` + max(batch size, `flat_size`) * `seconds_per_sample`.
 
     Attributes:
-        fixed_seconds: The part that does not depend on the batch size, >= 0.
-        seconds_per_sample: >= 0.
+        fixed_seconds: The part that is independent of the batch size, >= 0.
+        seconds_per_sample: The slope, >= 0.
         flat_size: Samples up to which the device is not filled and the time does not grow, >= 0.
 
     Raises:
@@ -76,14 +69,13 @@ class AffineCurve:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointCurve:
-    """Measured points, with straight lines between them.
+    """Measured points joined by straight lines.
 
-    Below the first point the time is that of the first point, because a small batch does not fill a device. Beyond the
-    last point the time follows the least-squares line through the points from `fit_from` up, and through the last two
-    at least.
+    Below the first point the time stays at the first point's, because a small batch does not fill a device. Beyond the
+    last point the time follows the least-squares line through the points from `fit_from` up, at least the last two.
 
     Attributes:
-        points: At least two pairs (batch size >= 1, seconds > 0), in strictly rising order of size.
+        points: At least two pairs (batch size >= 1, seconds > 0), in strictly ascending order of size.
         fit_from: The smallest batch size that the line is fitted to, in samples; smaller ones do not fill the device.
 
     Raises:
@@ -103,7 +95,7 @@ class PointCurve:
 
     @classmethod
     def measured(cls, name: str, *, fit_from: int = FIT_FROM) -> Self:
-        """The built-in measured curve of that name; ConfigError if there is none."""
+        """The built-in measured curve of this name; ConfigError if there is none."""
         if name not in MEASURED_CURVES:
             raise ConfigError(f"no measured curve is called {name!r}; {nearest(name, MEASURED_CURVES)}")
         points = tuple((size, milliseconds / 1000) for size, milliseconds in MEASURED_CURVES[name])
@@ -140,10 +132,14 @@ class PointCurve:
         return seconds_before + (seconds - seconds_before) * (batch_size - size_before) / (size - size_before)
 
 
+TimeCurve: TypeAlias = AffineCurve | PointCurve
+"""The seconds (> 0) of an iteration on a device as a function of its samples (>= 0)."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """A memory of `capacity_bytes`, of which a batch takes `fixed_bytes` and `bytes_per_sample` for each sample.
+    """A memory of `capacity_bytes`, of which a batch takes `fixed_bytes` plus `bytes_per_sample` per sample.
 
     Raises:
         ConfigError: Not even one sample fits, or a number is out of range.
@@ -162,32 +158,32 @@ class DeviceMemory:
             )
 
     def peak_bytes(self, batch_size: int) -> int:
-        """What a batch of that size takes."""
+        """The memory that a batch of this size takes, in bytes."""
         return self.fixed_bytes + self.bytes_per_sample * batch_size
 
     @property
     def largest_batch(self) -> int:
-        """The samples that fit."""
+        """The number of samples that fit."""
         return (self.capacity_bytes - self.fixed_bytes) // self.bytes_per_sample
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A device that takes what `curve` says for a batch, instead of the natural seconds.
+    """A device on which a batch takes the seconds given by `curve` instead of the natural seconds.
 
     Attributes:
-        curve: Seconds as a function of the batch size.
+        curve: The seconds as a function of the batch size.
         largest_batch: The samples that its memory is known to hold, from 1 to UNLIMITED. A larger batch is not refused
-            here, and takes what the curve says.
-        memory: A memory whose limit is learned from what the batches take; None: there is none.
-        change_seconds: What the first batch of a size takes besides, such as compiling for it, >= 0.
+            here, and its time also follows the curve.
+        memory: A memory whose limit is learned from the memory that batches take; None: there is none.
+        change_seconds: Additional seconds of the first batch of a size, such as compilation, >= 0.
 
     Raises:
         ConfigError: A value lies outside its range.
     """
 
-    curve: Curve
+    curve: TimeCurve
     largest_batch: Annotated[int, Number(whole=True, least=1, most=UNLIMITED)] = UNLIMITED
     memory: DeviceMemory | None = None
     change_seconds: Annotated[float, "change", DURATION, NOT_NEGATIVE] = 0.0

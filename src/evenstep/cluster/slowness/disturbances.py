@@ -1,4 +1,4 @@
-"""The disturbances: what slows a worker, and how several are put together."""
+"""The disturbances that slow workers, and their combinations."""
 
 import math
 from dataclasses import dataclass, field
@@ -27,25 +27,13 @@ _JITTER: Final = int(Purpose.JITTER)
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Undisturbed:
-    """Every iteration takes its natural time."""
-
-    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
-        return natural_seconds
-
-    def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
-        return before
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """Each part gets the seconds of the part before it as its natural seconds; the first gets the natural ones.
+    """Disturbances in sequence: each gets the previous one's seconds as its natural seconds; with none, these remain.
 
-    The order matters: a device replaces what comes before it, and extra seconds are multiplied by a later factor.
+    The order matters: a device replaces the seconds before it, and a later factor multiplies extra seconds.
     """
 
-    parts: tuple[Disturbance, ...]
+    parts: tuple[Disturbance, ...] = ()
 
     def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
         seconds = natural_seconds
@@ -64,9 +52,9 @@ class Chain:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerWorker:
-    """Worker i is disturbed by `parts_by_worker[i]`, which still sees i as the worker, so its randomness is i's own.
+    """Worker i is disturbed by `parts_by_worker[i]`, which still sees i as the worker and so draws i's random numbers.
 
-    Both methods raise ConfigError for a worker that has no part.
+    Both methods raise ConfigError for a worker without a part.
     """
 
     parts_by_worker: tuple[Disturbance, ...]
@@ -93,7 +81,7 @@ class PerWorker:
 class Constant:
     """Persistent slowness: `factor` (>= 1) times the natural seconds, plus `extra_seconds` (>= 0) for any batch size.
 
-    Only `worker` is slowed; None: every worker. Raises ConfigError where a value lies outside its range.
+    Only `worker` is slowed; None: every worker. Raises ConfigError if a value lies outside its range.
 
     >>> Constant(worker=3, extra_seconds=0.05).seconds(
     ...     worker=3, iteration=0, batch_size=32, natural_seconds=0.1, now=0.0
@@ -122,21 +110,19 @@ class Constant:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class From:
-    """A worker that is slow from iteration `first` on, up to but without iteration `until`.
+    """Slowness from iteration `first` up to, but not including, iteration `until`.
 
-    Several intervals are a `Chain` of several of these.
+    For several intervals, use a `Chain` of these.
 
     Attributes:
-        worker: The worker that is slowed; None: every worker.
         factor: Slowdown inside the interval, >= 1.
         first: The first slow iteration, from 0.
-        until: The first iteration that is fast again, > `first`; None: slow to the end of the run.
+        until: The first fast iteration after that, > `first`; None: slow to the end of the run.
 
     Raises:
         ConfigError: A value lies outside its range.
     """
 
-    worker: Annotated[int | None, WHOLE] = None
     factor: Annotated[float, FACTOR] = 4.0
     first: Annotated[int, WHOLE]
     until: Annotated[int | None, WHOLE] = None
@@ -147,30 +133,31 @@ class From:
             raise ConfigError(f"until must be greater than first, which is {self.first}, not {self.until!r}")
 
     def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
-        return natural_seconds * self._factor(worker, iteration)
+        return natural_seconds * self._factor(iteration)
 
     def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
-        return before.then(factor=self._factor(worker, iteration))
+        return before.then(factor=self._factor(iteration))
 
-    def _factor(self, worker: int, iteration: int) -> float:
-        began = self.worker in (None, worker) and iteration >= self.first
-        return self.factor if began and (self.until is None or iteration < self.until) else 1.0
+    def _factor(self, iteration: int) -> float:
+        slow = iteration >= self.first and (self.until is None or iteration < self.until)
+        return self.factor if slow else 1.0
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episodic:
-    """One slow episode in each period of `period` iterations, as when another job shares the machine.
+    """One slow episode in each period of `period` iterations, as if another job shared the machine.
+
+    Each worker has its episodes at its own times.
 
     Its length is uniform in [`shortest`, `longest`] and its start uniform among those that keep it inside the period,
-    so a share of (`shortest` + `longest`) / (2 `period`) of the iterations is slow on average. Any iteration takes
-    constant time: the episode of a period depends on no other period.
+    so on average a fraction (`shortest` + `longest`) / (2 `period`) of the iterations is slow. Any iteration takes
+    constant time to compute, because the episode of a period does not depend on other periods.
 
     Attributes:
-        worker: The worker that is slowed; None: every worker, each at its own times.
         factor: Slowdown inside an episode, >= 1.
         period: Iterations that hold one episode, >= 1.
-        shortest: The fewest iterations of an episode, >= 0; 0: some periods have none.
+        shortest: The fewest iterations of an episode, >= 0; with 0, some periods have none.
         longest: The most iterations of an episode, from `shortest` to `period`.
         seed: From 0 to 2**64 - 1.
 
@@ -178,7 +165,6 @@ class Episodic:
         ConfigError: A value lies outside its range.
     """
 
-    worker: Annotated[int | None, WHOLE] = None
     factor: Annotated[float, FACTOR] = 4.0
     period: Annotated[int, FROM_ONE]
     shortest: Annotated[int, WHOLE]
@@ -194,7 +180,7 @@ class Episodic:
             )
 
     def episode(self, *, worker: int, number: int) -> range:
-        """The iterations of a worker's episode `number`, from 0, even if the worker is not the slowed one."""
+        """The iterations of a worker's episode `number`, from 0."""
         draws = uniforms(2, seed=self.seed, purpose=Purpose.EPISODE, worker=worker, index=number)
         length = self.shortest + int(draws[0] * (self.longest - self.shortest + 1))
         start = number * self.period + int(draws[1] * (self.period - length + 1))
@@ -207,8 +193,6 @@ class Episodic:
         return before.then(factor=self._factor(worker, iteration))
 
     def _factor(self, worker: int, iteration: int) -> float:
-        if self.worker not in (None, worker):
-            return 1.0
         return self.factor if iteration in self.episode(worker=worker, number=iteration // self.period) else 1.0
 
 
@@ -217,11 +201,11 @@ class Episodic:
 class Jitter:
     """Multiplies the seconds of every worker by a lognormal factor of mean 1, independent for each iteration.
 
-    exp(sigma z - sigma^2 / 2) with z standard normal has mean 1, and relative standard deviation `spread` where
-    sigma^2 = ln(1 + spread^2).
+    With z standard normal, exp(sigma z - sigma^2 / 2) has mean 1, and relative standard deviation `spread` if sigma^2 =
+    ln(1 + spread^2).
 
     Attributes:
-        spread: Relative standard deviation of the factor, >= 0; 0.05: five per cent.
+        spread: Relative standard deviation of the factor, >= 0; 0.05 is five per cent.
         seed: From 0 to 2**64 - 1.
 
     Raises:
@@ -249,17 +233,15 @@ class Jitter:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Recorded factors, one per iteration, repeated from the beginning where they end.
+    """Recorded factors, one per iteration, repeated from the beginning when they end; the same for every worker.
 
     Attributes:
-        worker: The worker that is disturbed; None: every worker, all by the same factors.
-        factors: At least one, each > 0; below 1 where the recorded worker was faster than its reference.
+        factors: One or more factors > 0; below 1 if the recorded worker was faster than its reference.
 
     Raises:
         ConfigError: A value lies outside its range.
     """
 
-    worker: Annotated[int | None, WHOLE] = None
     factors: Annotated[tuple[float, ...], Listed(POSITIVE)]
 
     def __post_init__(self) -> None:
@@ -270,10 +252,7 @@ class Trace:
             POSITIVE.read(f"factors[{at}]", factor)
 
     def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
-        return natural_seconds * self._factor(worker, iteration)
+        return natural_seconds * self.factors[iteration % len(self.factors)]
 
     def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
-        return before.then(factor=self._factor(worker, iteration))
-
-    def _factor(self, worker: int, iteration: int) -> float:
-        return self.factors[iteration % len(self.factors)] if self.worker in (None, worker) else 1.0
+        return before.then(factor=self.factors[iteration % len(self.factors)])

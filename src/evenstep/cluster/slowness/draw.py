@@ -1,7 +1,7 @@
-"""Counter-based randomness: each draw is a function of where it is used, not of how many draws came before it.
+"""Counter-based randomness: each draw depends on where it is used, not on the number of draws before it.
 
-A sequential stream would give a worker other numbers if another worker asked first. A run in real time and its replay
-in virtual time would then be two different experiments.
+With a sequential stream a worker would get other numbers if another worker asked first. A run in real time and its
+replay in virtual time would then be two different experiments.
 """
 
 import struct
@@ -14,7 +14,7 @@ _WORD: Final = struct.Struct("<Q")
 
 
 class Purpose(IntEnum):
-    """What a draw is for: equal seeds give unrelated draws for different purposes."""
+    """The purpose of a draw: equal seeds give unrelated draws for different purposes."""
 
     JITTER = 1
     EPISODE = 2
@@ -23,21 +23,21 @@ class Purpose(IntEnum):
 
 
 def derive_seed(seed: int, name: str) -> int:
-    """The seed that belongs to `name` under `seed`: stable, and unrelated for different names."""
+    """Derive the seed for `name` from `seed`: stable, and unrelated for different names."""
     return int.from_bytes(blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little")
 
 
 def uniforms(count: int, *, seed: int, purpose: Purpose, worker: int, index: int) -> list[float]:
-    """The `count` (at most 8) uniform draws from (0, 1) that belong to this seed, purpose, worker and index.
+    """The `count` (at most 8) uniform draws from (0, 1) for this seed, purpose, worker and index.
 
-    Any index costs the same (about a microsecond), and the numbers do not depend on the version of any library.
+    Any index costs the same (about a microsecond), and the numbers do not depend on library versions.
     """
     digest = blake2b(_PLACE.pack(seed, purpose, worker, index), digest_size=8 * count).digest()
-    # 52 bits and a half: never 0 or 1, which an inverse distribution function would turn into infinity.
+    # 52 bits plus a half: never 0 or 1, which an inverse distribution function would turn into infinity.
     return [((word >> 12) + 0.5) * 2.0**-52 for word in struct.unpack(f"<{count}Q", digest)]
 
 
 def uniform(seed: int, purpose: int, worker: int, index: int) -> float:
-    """The same draw as `uniforms(1, ...)` at half its cost: a simulation draws by the million."""
+    """The same draw as `uniforms(1, ...)` at half the cost, because a simulation draws millions."""
     word: int = _WORD.unpack(blake2b(_PLACE.pack(seed, purpose, worker, index), digest_size=8).digest())[0]
     return ((word >> 12) + 0.5) * 2.0**-52

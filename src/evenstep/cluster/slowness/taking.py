@@ -1,9 +1,8 @@
-"""Disturbances whose cause a worker can see, since other processes take a part of its processors or of its memory."""
+"""Disturbances with a visible cause: other processes take a part of the worker's processors or memory."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias, final
+from typing import Literal, TypeAlias, final
 
-from evenstep.cluster.record import Named
 from evenstep.cluster.slowness.base import NO_SLOWNESS, Disturbance, Slowness
 from evenstep.cluster.slowness.disturbances import Chain, PerWorker
 from evenstep.core.values import Factors
@@ -14,13 +13,13 @@ Taken: TypeAlias = Literal["processor", "memory"]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taking:
-    """A disturbance by other processes, which take this of the worker's machine while they slow it.
+    """A disturbance by other processes, which take a resource of the worker's machine while they slow it.
 
-    While the part slows the worker F times, the worker can have 1 / F of what is taken.
+    While the part slows the worker F times, 1 / F of that resource is available to the worker.
     """
 
     part: Disturbance
-    takes: Annotated[Taken, Named("taken")]
+    takes: Taken
 
     def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
         return self.part.seconds(
@@ -32,10 +31,10 @@ class Taking:
 
 
 def factors_of(disturbance: Disturbance, *, worker: int, iteration: int) -> Factors:
-    """The driving factors that the worker reads before this iteration; 1 where nothing that can be seen is taken.
+    """The driving factors that the worker reads before this iteration; 1 if nothing visible is taken.
 
-    So a change is seen before the first iteration that it slows, as the paper has it (LB-BSP, arXiv 1806.02508). A real
-    competitor that begins while the worker waits, after the reading, is seen one iteration later.
+    So a change is seen before the first iteration that it slows, as in the paper (LB-BSP, arXiv 1806.02508). A real
+    competitor that starts after the reading, while the worker waits, is seen one iteration later.
     """
     left = {"processor": 1.0, "memory": 1.0}
     for part in _takings(disturbance, worker):

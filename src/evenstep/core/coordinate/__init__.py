@@ -1,10 +1,9 @@
-"""What parameter servers decide: one coordinator over *how far ahead*, the samples, the sizes and the epochs."""
+"""The decisions of parameter servers: one coordinator for *how far ahead*, the samples, the sizes and the epochs."""
 
 from evenstep.core.coordinate.bundle import Bundle, CombinedPush
 from evenstep.core.coordinate.commands import Answer, Apply, Arrival, CoordinatorCommand, Discard, Given, PushKey
 from evenstep.core.coordinate.coordinator import Coordinator
-from evenstep.core.coordinate.patience import Heartbeats, Patience
-from evenstep.core.coordinate.sizes import Sizes
+from evenstep.core.coordinate.presence import Lost, Presence
 
 __all__ = [
     "Answer",
@@ -16,8 +15,7 @@ __all__ = [
     "CoordinatorCommand",
     "Discard",
     "Given",
-    "Heartbeats",
-    "Patience",
+    "Lost",
+    "Presence",
     "PushKey",
-    "Sizes",
 ]

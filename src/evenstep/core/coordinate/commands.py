@@ -1,10 +1,11 @@
-"""What reaches the coordinator of a run on servers, and the commands that its driver carries out."""
+"""Messages to the coordinator of a run on servers, and the commands that its driver carries out."""
 
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias, final
 
+from evenstep.core.groups import Regroup
 from evenstep.core.samples.claims import Claim
-from evenstep.core.sync.base import Regroup, Release
+from evenstep.core.sync.base import Release
 
 PushKey: TypeAlias = tuple[int, int, int]
 """Unique name of a push: worker, incarnation, sequence."""
@@ -17,10 +18,10 @@ class Arrival:
 
     Attributes:
         key: names the push.
-        claim: number of the claim that it was computed on. Older claims of the worker are done with: it was computed on
-            them too, or the worker has skipped them.
+        claim: number of the claim that it was computed on. The worker's older claims are finished: the push was
+            computed on them too, or the worker has skipped them.
         version: version of the weights that it was computed on.
-        samples: 0 if nothing of it is to be committed (a skipped step); the claim is finished all the same.
+        samples: 0 if there is nothing to commit (a skipped step); the claim is finished all the same.
         units: weight within a commit.
         row: the worker's row of `Reports`.
     """
@@ -47,7 +48,7 @@ class Apply:
         pushes: each with its weight; the weights sum to 1.
         share: part of a global batch that the commit stands for.
         staleness: the most versions that any of the pushes missed.
-        behind: the same in global batches.
+        behind: the staleness in global batches.
         version: the parameters' version afterwards.
     """
 
@@ -72,7 +73,7 @@ class Answer:
 
     Attributes:
         worker: rank.
-        claims: what to compute on next, in this order, besides the claims that it holds. If empty, nothing is left for
+        claims: further claims to compute on, in this order, besides those that it holds. If empty, nothing is left for
             it now: the pass has ended (`over`), or the worker may ask again once it holds nothing, and wait.
         over: whether the pass has ended.
         version: version of the weights.
@@ -88,7 +89,7 @@ class Answer:
 
 @final
 class Given(NamedTuple):
-    """Tell this worker, which asked for more and computes on, its further claims; it keeps the weights that it has."""
+    """Give this worker, which asked for more and keeps computing, further claims; it keeps its present weights."""
 
     worker: int
     claims: tuple[Claim, ...]

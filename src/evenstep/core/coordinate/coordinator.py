@@ -1,8 +1,8 @@
-"""What the servers do next: joins the policy of *how far ahead* with the samples, the sizes and the passes.
+"""Decides the servers' next step: combines the policy of *how far ahead* with the samples, sizes and passes.
 
 Events in, commands out. The driver (the server process, the simulator) carries out the commands in their order before
-the next event. The coordinator knows workers by rank, and no processes, connections or tensors. The time that an event
-takes does not grow with the workers, unless it concerns all: a pass starts or ends, a whole barrier, new groups.
+the next event. The coordinator knows workers by rank, and no processes, connections or tensors. The time per event does
+not grow with the workers, unless it concerns all: start or end of a pass, a whole barrier, new groups.
 """
 
 from collections import deque
@@ -12,36 +12,33 @@ from typing import cast, final
 from evenstep.core.coordinate.commands import Answer, Apply, Arrival, CoordinatorCommand, Discard, Given, PushKey
 from evenstep.core.coordinate.passes import Passes
 from evenstep.core.coordinate.sizes import Sizes
-from evenstep.core.coordinate.worker import Worker, hand_out
+from evenstep.core.coordinate.worker import JoinedWorker, hand_out
 from evenstep.core.errors import ConfigError, ProtocolError
+from evenstep.core.groups import Regroup
 from evenstep.core.load.base import Load
 from evenstep.core.samples.claims import Claims
 from evenstep.core.samples.pass_costs import PassCosts
-from evenstep.core.sync.base import Command, Commit, Push, Regroup, Release, Sync
+from evenstep.core.sync.base import Command, Commit, Push, Release, Sync
 from evenstep.core.sync.checked import sync_policy
 from evenstep.core.values import Problem, State
 
 
 @final
 class Coordinator:
-    """Decides for a run on servers, one event after another.
+    """Makes the decisions of a run on servers, one event after another.
 
     A *pass* is one loop over the prepared loader, counted from 0; its `epoch` is the number that the script gave it, on
     which the order of its samples depends. All workers share the samples of a pass, and it ends for all together. A
-    worker in the pass is *active* while the sync policy has it, *resting* while it waits for samples that others may
-    give back or for the end of the pass, or about to rest.
+    worker in the pass is *active* while the sync policy has it, and *resting* while it waits for samples that others
+    may give back or for the end of the pass; in between it is about to rest.
 
-    If workers go in step, nothing starts before each worker of the problem has begun or left: the samples of an
+    If workers go in step, nothing starts before each worker of the problem has begun or left, because the samples of an
     iteration are one slice of the epoch, which all share.
 
     An event that the worker's state does not allow raises ProtocolError and changes nothing.
 
-    Args:
-        sync: How far ahead workers may run.
-        load: How much each computes.
-        problem: What the sizes must satisfy, by rank; every minimum is at least 1.
-        length: Positions in an epoch.
-        drop_last: Leave out what does not fill a last global batch.
+    Every minimum of the `problem`, which is that of all workers of the run, is at least 1. An epoch has `length`
+    positions, with `drop_last` without a last global batch that is not full.
 
     Attributes:
         version: Commits so far.
@@ -61,20 +58,26 @@ class Coordinator:
         self._length = length - length % self._whole if drop_last else length
         self.claims = Claims(0)
         self.passes = Passes()
-        self._workers: dict[int, Worker] = {}
-        self._iterations: dict[int, int] = {}  # Of the workers that have left.
+        self._workers: dict[int, JoinedWorker] = {}
+        self._iterations: dict[int, int] = {}  # Kept for workers that have left.
         self._resting: dict[int, None] = {}  # In the order in which they asked.
-        self._ended: set[int] = set()  # Those that rest and take no more samples, because their loops have ended.
+        self._ended: set[int] = set()  # They rest and take no more samples, because their loops have ended.
         self._awaited = set(range(problem.workers))  # The workers that have neither begun nor left.
         # Pushes to be committed by worker and iteration, each with the samples that its weights had seen.
         self._pending: dict[tuple[int, int], tuple[Arrival, int]] = {}
 
     def awaits(self, worker: int) -> bool:
-        """Whether this worker of the problem has neither joined nor been given up."""
+        """True if this worker of the problem has neither joined nor been given up."""
         return worker in self._awaited and worker not in self._workers
 
+    def in_loop(self, worker: int) -> bool:
+        """True if a worker that leaves now does so in the middle of a pass, perhaps after its loop has ended early."""
+        state = self._workers.get(worker)
+        stopped = state is not None and state.stopped_in == self.passes.number and not self.claims.over
+        return stopped or worker in self.passes
+
     def waited_for(self) -> list[int]:
-        """The workers that another one waits for, ascending; none of them waits itself. Looks at all workers."""
+        """The workers that others wait for and that do not wait themselves, ascending. Looks at all workers."""
         waited, passes = set(self._sync.waited_for()), self.passes
         if self._resting:
             waited.update(worker for worker, state in self._workers.items() if state.claims)
@@ -90,19 +93,18 @@ class Coordinator:
         """A worker joins; it computes nothing before it begins a pass."""
         if worker in self._workers:
             raise ProtocolError(f"worker {worker} joined although it is here")
-        self._workers[worker] = Worker(worker, self._iterations.pop(worker, 0))
+        self._workers[worker] = JoinedWorker(worker, self._iterations.pop(worker, 0))
         self.sizes.join(worker)
 
     def leave(self, worker: int, now: float) -> list[CoordinatorCommand]:
-        """A worker is gone, dead or done, or never came: its open claims go back, and no worker waits for it."""
-        if self.awaits(worker):
-            self._awaited.discard(worker)
-            return self._go_on(now)
-        self._known(worker)
+        """A worker has finished, has died or never came: its open claims go back, and no worker waits for it."""
+        commands: list[CoordinatorCommand] = []
+        if not self.awaits(worker):
+            self._known(worker)
+            self.sizes.leave(worker)
+            commands = self._stop(worker, now)
+            self._iterations[worker] = self._workers.pop(worker).iteration
         self._awaited.discard(worker)
-        self.sizes.leave(worker)
-        commands = self._stop(worker, now)
-        self._iterations[worker] = self._workers.pop(worker).iteration
         return commands + self._go_on(now)
 
     def begin(
@@ -115,11 +117,11 @@ class Coordinator:
         ahead: int = 0,
         costs: PassCosts | None = None,
     ) -> list[CoordinatorCommand]:
-        """A worker begins the pass of that number, or waits until it opens; if it is over, the answer says so.
+        """A worker begins the pass of this number, or waits until it opens. If the pass is over, the answer says so.
 
-        With `ahead` the worker is given that many claims more than the one that it computes on, to continue with while
-        it is held. With `costs`, sizes count average samples in this pass, and claims are sized by cost.
-        DisagreementError if the others run that pass as another epoch.
+        `ahead` is the number of claims to give it besides the one that it computes on, to continue with while it is
+        held. With `costs`, sizes count average samples in this pass, and claims are sized by cost. DisagreementError if
+        the others run that pass as another epoch.
         """
         state = self._known(worker)
         self.passes.check_epoch(worker, number, epoch)
@@ -134,12 +136,12 @@ class Coordinator:
         state.waits = True
         if number == self.passes.number:
             self._resting[worker] = None
-            if costs is not None and self.claims.costs is None:  # After a restart within the pass.
+            if costs is not None and self.claims.costs.alike:  # After a restart within the pass.
                 self.claims.weigh(costs)
         return commands + self._go_on(now)
 
     def push(self, arrival: Arrival, now: float) -> list[CoordinatorCommand]:
-        """An active worker's gradients are staged on every shard. The worker is done with its older claims."""
+        """An active worker's gradients are staged on every shard. Its older claims are finished."""
         key, claim, version, samples = arrival.key, arrival.claim, arrival.version, arrival.samples
         worker = key[0]
         state = self._known(worker)
@@ -172,7 +174,7 @@ class Coordinator:
         return commands
 
     def more(self, worker: int, ahead: int) -> list[CoordinatorCommand]:
-        """A worker that computes asks for claims, until it has `ahead` more than the one in hand; it does not wait."""
+        """A computing worker asks for claims until it has `ahead` besides the current one; it does not wait."""
         state = self._known(worker)
         if self._in_step or state.waits or not state.claims:
             raise ProtocolError(f"worker {worker} asked for more samples than those that it computes on")
@@ -187,7 +189,7 @@ class Coordinator:
     ) -> list[CoordinatorCommand]:
         """A worker asks for more and waits for it, or for the end of the pass.
 
-        It is done with its claims up to the number `done`, and others go back. If its loop has `ended`, it takes no
+        Its claims up to the number `done` are finished, and the others go back. If its loop has `ended`, it takes no
         more and waits until the pass is over or all workers in it have ended.
         """
         state = self._known(worker)
@@ -205,10 +207,12 @@ class Coordinator:
 
     def stop(self, worker: int, now: float) -> list[CoordinatorCommand]:
         """A worker has left its loop before the end: the claims that it did not push go back."""
-        self._known(worker)
-        return self._stop(worker, now) + self._go_on(now)
+        state = self._known(worker)
+        commands = self._stop(worker, now) + self._go_on(now)
+        state.stopped_in = self.passes.number
+        return commands
 
-    def _known(self, worker: int) -> Worker:
+    def _known(self, worker: int) -> JoinedWorker:
         if worker not in self._workers:
             raise ProtocolError(f"worker {worker} has not joined, or was given up for dead")
         return self._workers[worker]
@@ -222,7 +226,7 @@ class Coordinator:
         return self._deactivate(worker, now)
 
     def _deactivate(self, worker: int, now: float) -> list[CoordinatorCommand]:
-        """The worker computes on nothing: its claims go back, and no other is held for it."""
+        """The worker computes on nothing: its claims go back, and no other worker is held for it."""
         state = self._workers[worker]
         state.give_back(self.claims)
         active, state.active = state.active, False
@@ -233,7 +237,7 @@ class Coordinator:
         return not (self._in_step and self._awaited)
 
     def _go_on(self, now: float) -> list[CoordinatorCommand]:
-        """Answer all workers that need not wait any more, and open the next pass if its workers have come."""
+        """Answer all workers that no longer need to wait, and open the next pass if its workers have come."""
         commands = self._serve_resting(now) if self._resting or self._ended else []
         while not self.passes.inside and self._open_next():
             commands += self._serve_resting(now)
@@ -243,7 +247,7 @@ class Coordinator:
         """Start resting workers if samples are left for them, and end the pass for them if it is over."""
         commands: list[CoordinatorCommand] = []
         while self._resting and self.claims.unclaimed and self._may_run:
-            # One by one as long as there is work, but all together for a slice.
+            # One by one while there is work, but all together for a slice.
             waking = sorted(self._resting) if self._in_step else [next(iter(self._resting))]
             decided: list[Command] = []
             for worker in waking:
@@ -268,7 +272,7 @@ class Coordinator:
         return True
 
     def _carry_out(self, decided: Sequence[Command], now: float) -> list[CoordinatorCommand]:
-        """The sync policy's commands, completed with samples and sizes."""
+        """Complete the sync policy's commands with samples and sizes."""
         commands: list[CoordinatorCommand] = []
         while decided:
             if self._in_step:
@@ -285,7 +289,7 @@ class Coordinator:
                     state = self._workers[worker]
                     over = False
                     if not state.claims:
-                        # A worker without anything to compute holds no other.
+                        # A worker with nothing to compute must not hold back others.
                         state.active = False
                         further += self._sync.on_leave(worker, now)
                         over = self.claims.over
@@ -296,7 +300,7 @@ class Coordinator:
     def _apply(self, commit: Commit) -> Apply:
         version, before, pushes = self.version, self.samples, commit.pushes
         self.version = version + 1
-        if len(pushes) == 1:  # As most are; the rest is the same for many.
+        if len(pushes) == 1:  # The common case; what follows does the same for several.
             key, oldest, fewest = self._finish(pushes[0])
             return Apply(((key, 1.0),), commit.share, version - oldest, (before - fewest) / self._whole, version + 1)
         units = sum([push.units for push in pushes])
@@ -308,7 +312,7 @@ class Coordinator:
         )
 
     def _finish(self, push: Push) -> tuple[PushKey, int, int]:
-        """Count this push as committed; its name, and the versions and samples that its weights had seen."""
+        """Count this push as committed; return its key, and the versions and samples that its weights had seen."""
         worker = push.worker
         arrival, samples_seen = self._pending.pop((worker, push.iteration))
         self.claims.finish(worker, arrival.claim)
@@ -328,7 +332,7 @@ class Coordinator:
         return Answer(worker, claims, over, self.version, release)
 
     def state_dict(self) -> State:
-        """What a coordinator of the same scheme needs to continue, once its workers have joined again."""
+        """The state from which a coordinator of the same scheme continues once its workers have joined again."""
         return {
             "version": self.version,
             "samples": self.samples,
@@ -340,7 +344,7 @@ class Coordinator:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Continue where the given state was taken, before any worker joins; what was not committed is done again."""
+        """Continue from the given state, before any worker joins; work that was not committed is done again."""
         self.version = cast("int", state["version"])
         self.samples = cast("int", state["samples"])
         self.passes.number = cast("int", state["pass"])

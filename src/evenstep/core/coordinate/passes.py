@@ -1,19 +1,9 @@
-"""Which pass over the data each worker is in, or waits for."""
+"""The pass over the data that each worker is in or waits for."""
 
-from dataclasses import dataclass, field
 from typing import final
 
 from evenstep.core.errors import DisagreementError
 from evenstep.core.samples.pass_costs import PassCosts
-
-
-@dataclass(slots=True)
-class _Gathering:
-    """The workers that wait for a pass to open, and what its positions cost."""
-
-    epoch: int
-    workers: set[int] = field(default_factory=set)
-    costs: PassCosts | None = None
 
 
 @final
@@ -22,8 +12,8 @@ class Passes:
 
     Attributes:
         number, epoch: the current pass, or the last one, and its epoch; -1 before the first.
-        costs: what the positions of the pass cost, as the first worker in it said; None if all cost alike.
-        inside: how many workers are in it.
+        costs: the costs of the pass's positions, as reported by the first worker in it; None if all cost alike.
+        inside: number of workers in it.
     """
 
     def __init__(self) -> None:
@@ -32,18 +22,18 @@ class Passes:
         self.costs: PassCosts | None = None
         self.inside = 0
         self._pass_of: dict[int, int] = {}
-        self._gatherings: dict[int, _Gathering] = {}
+        self._later: dict[int, tuple[int, PassCosts | None]] = {}  # Epoch and costs of the passes waited for.
 
     def __contains__(self, worker: int) -> bool:
         return worker in self._pass_of
 
     def is_inside(self, worker: int) -> bool:
-        """Whether the worker is in the current pass."""
+        """True if the worker is in the current pass."""
         return self._pass_of.get(worker) == self.number
 
     @property
     def waiting(self) -> int:
-        """How many workers wait for a later pass."""
+        """The number of workers that wait for a later pass."""
         return len(self._pass_of) - self.inside
 
     def check_epoch(self, worker: int, number: int, epoch: int) -> None:
@@ -52,8 +42,7 @@ class Passes:
         Raises:
             DisagreementError: It does not.
         """
-        known = {number: each.epoch for number, each in self._gatherings.items()} | {self.number: self.epoch}
-        theirs = known.get(number, epoch)
+        theirs = self.epoch if number == self.number else self._later.get(number, (epoch, None))[0]
         if theirs != epoch:
             raise DisagreementError(
                 f"worker {worker} runs its loop {number} as epoch {epoch} where the others run epoch {theirs}:"
@@ -61,35 +50,27 @@ class Passes:
             )
 
     def enter(self, worker: int, number: int, epoch: int, costs: PassCosts | None = None) -> None:
-        """The worker enters the current pass, or waits for the later one of that number.
-
-        `costs`: what the positions of that pass cost, which all workers of a run say alike.
-        """
+        """The worker enters the current pass, or waits for the later one of that number."""
         self._pass_of[worker] = number
         if number == self.number:
             self.inside += 1
             self.costs = self.costs or costs
         else:
-            gathering = self._gatherings.setdefault(number, _Gathering(epoch))
-            gathering.workers.add(worker)
-            gathering.costs = gathering.costs or costs
+            epoch, known = self._later.get(number, (epoch, None))
+            self._later[number] = epoch, known or costs
 
     def leave(self, worker: int) -> None:
-        """The worker leaves its pass, or no longer waits for one, if it does."""
+        """The worker leaves its pass, if it is in one, or no longer waits for one."""
         number = self._pass_of.pop(worker, None)
         if number == self.number:
             self.inside -= 1
-        elif number is not None:
-            gathering = self._gatherings[number]
-            gathering.workers.discard(worker)
-            if not gathering.workers:
-                del self._gatherings[number]
+        elif number is not None and number not in self._pass_of.values():
+            del self._later[number]
 
     def open_next(self) -> list[int]:
-        """Open the next pass that a worker waits for; returns its workers, ascending."""
-        self.number = min(self._gatherings)
-        gathering = self._gatherings.pop(self.number)
-        self.epoch = gathering.epoch
-        self.costs = gathering.costs
-        self.inside = len(gathering.workers)
-        return sorted(gathering.workers)
+        """Open the next pass that a worker waits for, and return its workers, ascending."""
+        self.number = min(self._later)
+        self.epoch, self.costs = self._later.pop(self.number)
+        workers = sorted(filter(self.is_inside, self._pass_of))
+        self.inside = len(workers)
+        return workers

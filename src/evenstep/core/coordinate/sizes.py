@@ -1,8 +1,8 @@
-"""Which workers are here, what each may hold, and how much each of them claims next."""
+"""The workers that are here, the size limit of each, and how much each claims next."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, cast, final
+from typing import cast, final
 
 import numpy as np
 
@@ -17,17 +17,14 @@ from evenstep.core.samples.assignment import short_slice_sizes
 from evenstep.core.samples.pass_costs import ClaimBounds
 from evenstep.core.values import Problem, Reports, State
 
-_SMALLEST_TAIL: Final = 4
-"""A claim never shrinks below its worker's size divided by this, so that fixed costs stay small."""
-
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """The workers of a group that are here, and the policy that shares out their part of the global batch.
+    """The workers of a group that are here, and the policy that divides their part of the global batch.
 
     Attributes:
         batch: their part, in samples.
-        problem: what the latest sizes satisfy.
+        problem: the problem that the latest sizes solve.
         rows: each member's latest report since the policy was fed.
         sizes: planned sizes by rank; empty if they must be planned again.
     """
@@ -44,22 +41,20 @@ class _Part:
 class Sizes:
     """The batch size of each worker, from the latest reports: one load policy for all workers, or one for each group.
 
-    Without a barrier there is no iteration that all workers report on. A policy is fed once all its workers have pushed
-    since it was fed last, with the latest row of each: the slowest worker sets the pace of decisions, not of the work.
-    When a worker joins or leaves a group, that group gets a new policy, which recalls what was known of its workers.
-    The user's own sizes stay with their ranks.
+    Without a barrier there is no iteration that all workers report on. So a policy is fed when all its workers have
+    pushed since the last time, with the latest row of each: the slowest worker sets the pace of decisions, not of the
+    work. When a worker joins or leaves a group, that group gets a new policy, which recalls what was known of its
+    workers. The user's own sizes stay with their ranks.
 
-    Of N workers, a group of n has n / N of the global batch, by largest remainder; with the user's own sizes it has
-    those of its workers. No worker is planned more than its limit, so the workers that are here may have less than the
-    global batch together.
-
-    Args:
-        load: The scheme's answer to *how much*.
-        problem: The problem of all workers of the run, by rank.
+    Of N workers, a group of n has n / N of the global batch, by largest remainder; with the user's own sizes it has the
+    sum of its workers' sizes. No worker is planned more than its limit, so the present workers may have less than the
+    global batch together. The `problem` is that of all workers of the run, by rank. Towards the end of an epoch no
+    claim is smaller than its worker's size divided by `tail`, so that fixed costs stay small.
     """
 
-    def __init__(self, load: Load, problem: Problem) -> None:
-        load_policy(load, problem.workers)  # A load that makes none is refused before any worker joins.
+    def __init__(self, load: Load, problem: Problem, *, tail: int = 4) -> None:
+        self._tail = tail
+        load_policy(load, problem.workers)  # Refuses a load without a valid policy before any worker joins.
         self.failure: str | None = None
         self._load = load
         self._problem = problem
@@ -70,7 +65,7 @@ class Sizes:
         self._changed = False  # Workers have come or gone since the parts were made.
         self._parts: list[_Part] = []
         self._part_of: dict[int, _Part] = {}
-        self._batch = 0  # Of all parts together.
+        self._batch = 0  # The sum over all parts.
         self._all: dict[int, int] | None = None
         self._saved: dict[
             tuple[int, ...], State
@@ -93,13 +88,13 @@ class Sizes:
         self._changed = True
 
     def regroup(self, groups: Groups) -> None:
-        """From now on these groups take their iterations together, each with a new policy."""
+        """From now on, the workers of each of these groups take iterations together, under a new policy."""
         self._groups = groups
         self._parts = []
         self._changed = True
 
     def begin_epoch(self, epoch: int) -> None:
-        """Sizes are for this epoch from now on."""
+        """From now on sizes are for this epoch."""
         self._problem = replace(self._problem, epoch=epoch)
         for part in self._parts:
             part.sizes = {}
@@ -131,7 +126,7 @@ class Sizes:
         return self._all
 
     def next_of(self, worker: int, unclaimed: int) -> int:
-        """How much of what is unclaimed (1 or more) this worker claims next, alone; both in average samples."""
+        """How much of the `unclaimed` samples (1 or more) this worker claims next, alone; both in average samples."""
         if self._changed:
             self._settle()
         part = self._part_of[worker]
@@ -141,13 +136,13 @@ class Sizes:
         return self._taken(planned, (worker,), unclaimed)
 
     def slice_of(self, workers: Sequence[int], unclaimed: int) -> dict[int, int]:
-        """The sizes of these workers in their next iteration, which those of a group take together."""
+        """The sizes of these workers in their next iteration, which the workers of a group take together."""
         sizes: dict[int, int] = {}
         for members in self.together(workers):
             part = self._part_of[members[0]]
             planned = np.array([(part.sizes or self._plan(part))[worker] for worker in members], dtype=np.int64)
             whole = int(planned.sum())
-            # One group is a barrier: its slices are those of the epoch, whatever is left after them.
+            # One group is a barrier: it takes the epoch's slices, whatever is left after them.
             taken = min(whole, unclaimed) if self.one_slice else self._taken(whole, members, unclaimed)
             if taken < whole:
                 planned = short_slice_sizes(planned, taken, self._minimum)
@@ -156,7 +151,7 @@ class Sizes:
         return sizes
 
     def together(self, workers: Sequence[int]) -> list[list[int]]:
-        """These workers by the slice that they take together."""
+        """Group these workers by the slice that they take together."""
         self._settle()
         found: dict[_Part, list[int]] = {}
         for worker in workers:
@@ -165,22 +160,22 @@ class Sizes:
 
     @property
     def one_slice(self) -> bool:
-        """Whether all workers take each iteration together, in slices of the epoch."""
+        """True if all workers take each iteration together, in slices of the epoch."""
         return len(self._groups) == 1
 
     def bounds(self, worker: int) -> ClaimBounds:
-        """What a claim of this worker may be if samples differ in cost."""
+        """Size limits of this worker's claims when samples differ in cost."""
         return ClaimBounds(fewest=self._minimum, most=self._limits.most, room=self._limits.of(worker))
 
     def _taken(self, planned: int, workers: Sequence[int], unclaimed: int) -> int:
-        """How much of what is unclaimed these workers claim together, if `planned` is their size.
+        """How much of the unclaimed samples these workers claim together if `planned` is their size.
 
-        Towards the end of an epoch it is less, so that all workers finish at about the same time, and no worker is left
-        with less than it can compute on, if possible.
+        Towards the end of an epoch claims are smaller, so that all workers finish at about the same time and, if
+        possible, no worker is left with fewer samples than it can compute on.
         """
         batch, minimum, taken = self._batch, self._minimum, planned
         if unclaimed < batch:
-            least = max(len(workers) * minimum, -(-planned // _SMALLEST_TAIL), -(-unclaimed * planned // batch))
+            least = max(len(workers) * minimum, -(-planned // self._tail), -(-unclaimed * planned // batch))
             taken = min(planned, least)
         if not 0 < unclaimed - taken < minimum:
             return min(taken, unclaimed)
@@ -191,7 +186,7 @@ class Sizes:
     # Parts.
 
     def _settle(self) -> None:
-        """Make the parts of the workers that are here, if workers have come or gone; a part that stays is kept."""
+        """If workers have come or gone, form new parts; unchanged parts are kept."""
         if not self._changed:
             return
         self._changed = False
@@ -242,14 +237,14 @@ class Sizes:
         except ConfigError as error:
             if not isinstance(part.policy, CheckedPolicy):
                 raise
-            # Told to each worker with its next push; a plan may also be made when there is no worker to tell.
+            # Each worker is told with its next push; a plan may also be made when there is no worker to tell.
             self.failure, sizes = str(error), equal_sizes(part.problem)
         part.sizes = dict(zip(part.members, sizes.tolist(), strict=True))
         self._all = None
         return part.sizes
 
     def _binds(self, part: _Part, worker: int) -> bool:
-        """Whether a new limit of this worker matters: its size is above it, or was held down by the one before."""
+        """True if a new limit of this worker matters: its size is above it, or was held down by the previous limit."""
         if not part.sizes:
             return True
         size, before = part.sizes[worker], int(part.problem.maximum[part.members.index(worker)])
@@ -258,7 +253,7 @@ class Sizes:
     # A checkpoint.
 
     def state_dict(self) -> State:
-        """The limits, and the memory of each policy with the ranks of its workers."""
+        """The limits, and each policy's state with the ranks of its workers."""
         self._settle()
         policies = self._saved | {part.members: part.policy.state_dict() for part in self._parts}
         return {
@@ -268,7 +263,7 @@ class Sizes:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Restore the limits at once, and a policy when the same workers are back together, and no others."""
+        """Restore the limits at once, and a policy once exactly the same workers are together again."""
         self._limits.load_state_dict(cast("State", state["limits"]))
         saved = cast("list[tuple[list[int], State]]", state["policies"])
         self._saved = {tuple(members): policy for members, policy in saved}

@@ -8,23 +8,24 @@ import numpy as np
 
 from evenstep.core.coordinate.sizes import Sizes
 from evenstep.core.errors import ProtocolError
-from evenstep.core.samples.claims import Claim, Claims
+from evenstep.core.samples.claims import ANY, Claim, Claims
 
 
 @dataclass(slots=True)
-class Worker:
+class JoinedWorker:
     """A worker that has joined.
 
     Attributes:
         rank: its number.
         iteration: number of its last push.
         active: the sync policy has it, computing or held.
-        waits: it has asked for something and was not answered.
-        ahead: how many claims it wants besides the one in hand.
+        waits: it has asked for something and has not been answered.
+        ahead: number of claims that it wants besides the current one.
         claims: numbers of the claims that it holds, oldest first.
-        fresh: those of its claims that its next answer tells it.
+        fresh: the claims that its next answer will contain.
         answered: versions and samples committed at its latest answers, one for each claim that it may hold; it computes
-            on no other weights.
+            on the weights of one of them.
+        stopped_in: the pass in which it left its loop.
     """
 
     rank: int
@@ -35,27 +36,28 @@ class Worker:
     claims: list[int] = field(default_factory=list)
     fresh: list[Claim] = field(default_factory=list)
     answered: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=1))
+    stopped_in: int | None = None
 
     def older_than(self, claim: int) -> int:
-        """How many of its claims are older than this one; ProtocolError if it does not hold it."""
+        """The number of its claims that are older than this one; ProtocolError if it does not hold it."""
         try:
             return self.claims.index(claim)
         except ValueError:
-            raise ProtocolError(f"worker {self.rank} is done with the claim {claim}, but holds {self.claims}") from None
+            raise ProtocolError(f"worker {self.rank} has finished the claim {claim}, but holds {self.claims}") from None
 
     def finish(self, claims: Claims, count: int) -> None:
-        """It is done with this many of its oldest claims."""
+        """Finish this many of its oldest claims."""
         for number in self.claims[:count]:
             claims.finish(self.rank, number)
         del self.claims[:count]
 
     def give_back(self, claims: Claims) -> None:
-        """Its claims go back."""
+        """Return all its claims."""
         claims.give_back(self.rank, self.claims)
         self.claims = []
 
     def samples_seen(self, version: int) -> int:
-        """Samples committed when the worker was given these weights; ProtocolError if it was not."""
+        """The samples committed when the worker was given these weights; ProtocolError if it never was."""
         for answered, samples in self.answered:
             if answered == version:
                 return samples
@@ -63,44 +65,31 @@ class Worker:
         raise ProtocolError(f"worker {self.rank} pushed on version {version}, but was given {given}")
 
 
-def hand_out(wanting: Sequence[Worker], claims: Claims, sizes: Sizes, *, in_step: bool) -> None:
-    """Give each worker the claims that it wants, while samples are left, in rounds; in step, a round is a slice."""
-    if claims.costs is not None:
-        _hand_out_by_cost(wanting, claims, sizes, in_step=in_step)
-        return
+def hand_out(wanting: Sequence[JoinedWorker], claims: Claims, sizes: Sizes, *, in_step: bool) -> None:
+    """Give each worker the claims that it wants while samples are left, in rounds; in step, a round is one slice."""
+    alike = claims.costs.alike
     while wanting and claims.unclaimed:
-        planned = sizes.slice_of([each.rank for each in wanting], claims.unclaimed) if in_step else None
-        still_wanting = []
+        slices = _slices([each.rank for each in wanting], claims, sizes) if in_step else None
         for worker in wanting:
             rank = worker.rank
-            claim = claims.take(rank, sizes.next_of(rank, claims.unclaimed) if planned is None else planned[rank])
-            if claim is not None:
-                worker.claims.append(claim.number)
-                worker.fresh.append(claim)
-            if len(worker.claims) <= worker.ahead:
-                still_wanting.append(worker)
-        wanting = still_wanting
-
-
-def _hand_out_by_cost(wanting: Sequence[Worker], claims: Claims, sizes: Sizes, *, in_step: bool) -> None:
-    while wanting and claims.unclaimed:
-        given = _slices(wanting, claims, sizes) if in_step else {}
-        for worker in wanting:
-            rank = worker.rank
-            if not in_step and claims.unclaimed:
-                given[rank] = claims.take_cost(rank, sizes.next_of(rank, claims.unclaimed), sizes.bounds(rank))
-            claim = given.get(rank)
+            if slices is not None:
+                claim = slices[rank]
+            else:
+                size, bounds = sizes.next_of(rank, claims.unclaimed), ANY if alike else sizes.bounds(rank)
+                claim = claims.take(rank, size, bounds)
             if claim is not None:
                 worker.claims.append(claim.number)
                 worker.fresh.append(claim)
         wanting = [worker for worker in wanting if len(worker.claims) <= worker.ahead]
 
 
-def _slices(wanting: Sequence[Worker], claims: Claims, sizes: Sizes) -> dict[int, Claim | None]:
-    """The next slice of each group, shared out by cost among those of its workers that want a claim."""
-    ranks, by_count = [each.rank for each in wanting], sizes.one_slice
+def _slices(ranks: Sequence[int], claims: Claims, sizes: Sizes) -> dict[int, Claim | None]:
+    """The next slice of each group, divided among its workers that want a claim."""
+    by_count = sizes.one_slice
     planned = sizes.slice_of(ranks, claims.left if by_count else claims.unclaimed)
-    given: dict[int, Claim | None] = {}
+    if claims.costs.alike:
+        return {rank: claims.take(rank, planned[rank]) for rank in ranks}
+    given: dict[int, Claim | None] = dict.fromkeys(ranks)
     for members in sizes.together(ranks):
         own = np.array([planned.get(each, 0) for each in members], dtype=np.int64)
         if own.any() and claims.unclaimed:

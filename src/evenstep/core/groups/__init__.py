@@ -1,24 +1,18 @@
-"""With whom does a worker synchronise? Forms groups, and says when there should be others."""
+"""With whom does a worker synchronise? Forms groups and decides when to form new ones."""
 
-from evenstep.core.groups.form import Groups, by_host, by_rank, by_speed, each_by_speed, rate_of, require_partition
-from evenstep.core.groups.grouping import ByHost, ByRank, BySpeed, Given, Grouping, Progressive, Reformed, behind
+from evenstep.core.groups.form import Groups, by_host
+from evenstep.core.groups.grouping import ByHost, ByRank, BySpeed, GivenGroups, Grouping, Progressive, Regroup
 from evenstep.core.groups.times import IterationTimes
 
 __all__ = [
     "ByHost",
     "ByRank",
     "BySpeed",
-    "Given",
+    "GivenGroups",
     "Grouping",
     "Groups",
     "IterationTimes",
     "Progressive",
-    "Reformed",
-    "behind",
+    "Regroup",
     "by_host",
-    "by_rank",
-    "by_speed",
-    "each_by_speed",
-    "rate_of",
-    "require_partition",
 ]

@@ -1,19 +1,19 @@
-"""The ways to form groups of workers that synchronise inside. Pure functions of speeds, hosts or wishes."""
+"""Ways to form groups of workers that synchronise inside: pure functions of speeds, hosts or the user's wishes."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from evenstep.core.errors import ConfigError
+from evenstep.core.values import FloatArray, IntArray
 
 Groups = tuple[tuple[int, ...], ...]
-"""The groups by number, each with its workers in ascending order."""
+"""The workers of each group in ascending order, by the group's number."""
 
 
 def by_rank(workers: Sequence[int], count: int) -> Groups:
-    """This many groups of neighbours by rank, whose sizes differ by at most one; fewer if there are fewer workers.
+    """`count` groups of neighbours by rank, whose sizes differ by at most one; fewer if there are fewer workers.
 
     >>> by_rank(range(5), 2)
     ((0, 1, 2), (3, 4))
@@ -25,7 +25,7 @@ def by_rank(workers: Sequence[int], count: int) -> Groups:
 
 
 def by_host(hosts: Sequence[str]) -> Groups:
-    """The workers of each host, which reach each other without the network; `hosts` by rank.
+    """One group per host, inside which workers reach each other without the network; `hosts` by rank.
 
     >>> by_host(["a", "b", "a"])
     ((0, 2), (1,))
@@ -36,28 +36,19 @@ def by_host(hosts: Sequence[str]) -> Groups:
     return tuple(map(tuple, groups.values()))
 
 
-def by_speed(seconds: Sequence[float], count: int) -> Groups:
-    """At most `count` groups of workers of similar speed, with the most iterations per second between them.
+def each_by_speed(seconds: Sequence[float], most: int) -> list[Groups]:
+    """1, 2, ... up to `most` groups of workers of similar speed, with the most iterations per second between them.
 
-    A group waits for its slowest worker, so N workers do the sum over groups of n_j / max(seconds of j). No groups of
-    the same sizes do more than neighbours in the order of speed, so only the cuts are searched. If a further group
-    would add nothing, there are fewer. Groups of faster workers come first.
+    A group waits for its slowest worker, so N workers do sum over groups of n_j / max(seconds of j). For given group
+    sizes, neighbours in the order of speed do the most, so only the cuts are searched. A further group that would add
+    nothing is not formed. Groups of faster workers come first.
 
     Basu et al., "Balancing Stragglers Against Staleness in Distributed Deep Learning", HiPC 2018, do not say how
     workers are assigned; groups of similar speed are Gao and Chen's (GSGD, 2020).
 
     Args:
         seconds: time of each worker's iteration, by rank; positive.
-        count: 1 or more.
-
-    >>> by_speed([1.0, 4.0, 1.0, 1.1], 2)
-    ((0, 2, 3), (1,))
-    """
-    return each_by_speed(seconds, count)[-1]
-
-
-def each_by_speed(seconds: Sequence[float], most: int) -> list[Groups]:
-    """As `by_speed` for 1, 2, ... groups, as long as a further group adds anything; at most `most` of them.
+        most: 1 or more.
 
     >>> each_by_speed([1.0, 4.0, 1.0, 1.1], 2)
     [((0, 1, 2, 3),), ((0, 2, 3), (1,))]
@@ -70,10 +61,10 @@ def each_by_speed(seconds: Sequence[float], most: int) -> list[Groups]:
 
 
 def rate_of(groups: Groups, seconds: Sequence[float]) -> float:
-    """Workers' iterations per second if each group waits for its slowest worker and for no other group.
+    """The workers' iterations per second if each group waits for its slowest worker and for no other group.
 
-    N over this is the time to do a number of samples, relative to N workers of one second each:
-    N / sum over groups of (n_j / s_j), with s_j the slowdown of the slowest in j.
+    N over this is the time for a number of samples, relative to N workers of one second each: N / sum over groups of
+    (n_j / s_j), where s_j is the slowdown of the slowest in j.
 
     >>> rate_of(((0, 1), (2, 3)), [1.0, 1.0, 1.0, 4.0])
     2.5
@@ -82,7 +73,7 @@ def rate_of(groups: Groups, seconds: Sequence[float]) -> float:
 
 
 def require_partition(groups: Groups, workers: int) -> None:
-    """Check groups that a user gave; ConfigError if a worker is in no group or in two, or a group is empty."""
+    """Check a user's groups; ConfigError if a worker is in no group or in two, or a group is empty."""
     named = sorted(worker for group in groups for worker in group)
     if named != list(range(workers)) or not all(groups):
         text = " | ".join(" ".join(map(str, group)) for group in groups)
@@ -91,14 +82,14 @@ def require_partition(groups: Groups, workers: int) -> None:
         )
 
 
-def _best_cuts(seconds: npt.NDArray[np.float64], most: int) -> list[list[int]]:
+def _best_cuts(seconds: FloatArray, most: int) -> list[list[int]]:
     """Cuts of ascending `seconds` into 1, 2, ... groups; each starts with 0 and ends with the number of workers."""
     workers = len(seconds)
-    # rates[stop]: the most that the first `stop` workers do; a group [start, stop) adds (stop - start) / its slowest.
+    # rates[stop]: the best rate of the first `stop` workers; a group [start, stop) adds (stop - start) / its slowest.
     starts = np.arange(workers + 1)
     rates = np.full(workers + 1, -np.inf)
     rates[0] = 0.0
-    chosen: list[npt.NDArray[np.int64]] = []
+    chosen: list[IntArray] = []
     best: list[list[int]] = []
     done = 0.0
     for _ in range(min(most, workers)):

@@ -1,10 +1,9 @@
 """How much does each worker compute before the next synchronisation? Decides batch sizes from measured times."""
 
-from evenstep.core.load.base import Load, LoadPolicy
+from evenstep.core.load.base import Load, LoadOf, LoadPolicy
 from evenstep.core.load.equal import Equal
 from evenstep.core.load.expert import Averages, Even, Expert
 from evenstep.core.load.experts import PREDICTORS, Experts
-from evenstep.core.load.pairwise import Pairwise
 from evenstep.core.load.per_epoch import PerEpoch
 from evenstep.core.load.static import Static
 
@@ -16,8 +15,8 @@ __all__ = [
     "Expert",
     "Experts",
     "Load",
+    "LoadOf",
     "LoadPolicy",
-    "Pairwise",
     "PerEpoch",
     "Static",
 ]

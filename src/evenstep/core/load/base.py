@@ -1,9 +1,9 @@
-"""The interface of the question *how much*: the part of a scheme, and the policy that it makes."""
+"""The interface of the question *how much*: a scheme's part, and the policy that it makes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, Self, final
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.state import Stateful
@@ -13,41 +13,41 @@ from evenstep.core.values import Allocation, Problem, Reports
 class LoadPolicy(Stateful, ABC):
     """Decides the batch size of every worker.
 
-    Every worker runs its own copy on the same reports, and all copies must decide the same: from integers, and without
-    a clock or random numbers. A policy with memory is a dataclass whose fields with `init=False` are its checkpoint
-    (see `Stateful`), or defines `state_dict` and `load_state_dict`.
+    Every worker runs its own copy on the same reports, and all copies must decide alike: from integers, without a clock
+    or random numbers. A policy with memory is a dataclass whose fields with `init=False` are its checkpoint (see
+    `Stateful`), or defines `state_dict` and `load_state_dict`.
     """
 
     __slots__ = ()
 
     def observe(self, reports: Reports) -> None:
-        """Take in what all workers reported about one iteration, oldest first."""
+        """Take in all workers' reports about one iteration, oldest first."""
 
     @abstractmethod
     def allocate(self, problem: Problem) -> Allocation:
-        """The sizes of the next iteration; called again without an `observe` between, the same sizes.
+        """Return the next iteration's sizes. Repeated calls without an `observe` in between return the same sizes.
 
         Raises:
-            ConfigError: The problem's limits admit no sizes.
+            ConfigError: No sizes satisfy the problem's limits.
         """
 
     def recall(self, known: Sequence["tuple[LoadPolicy, int] | None"]) -> None:
-        """Take over what policies of this kind knew of these workers before others came or went.
+        """Take over the knowledge of earlier policies of this kind about these workers, after workers came or went.
 
-        For each worker of this policy, the one that it had and its index there; None for a worker that is new.
+        `known` has, for each worker of this policy, its earlier policy and its index there; None for a new worker.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load(ABC):
-    """The answer to *how much* as a part of a scheme: makes the policy.
+    """The part of a scheme that answers *how much*: it makes the policy.
 
     Attributes:
         minimum: The smallest batch of a worker, in samples; None for 2, or 1 if 2 is not possible.
         maximum: The largest batch of a worker, in samples, besides what its memory allows; None for no limit.
         multiple: Sizes are multiples of this, except in the last slice of an epoch.
         follows_speed: Whether sizes depend on the workers' reports. If not, `observe` may not be called.
-        by_epoch: Whether sizes change between epochs alone.
+        by_epoch: Whether sizes change only between epochs.
 
     Raises:
         ConfigError: A value is out of range.
@@ -74,14 +74,25 @@ class Load(ABC):
 
     @property
     def uses_forecasts(self) -> bool:
-        """Whether sizes depend on what each worker forecasts of itself (`Reports.forecast`)."""
+        """True if sizes depend on each worker's forecast of itself (`Reports.forecast`)."""
         return False
 
     @property
     def given_sizes(self) -> tuple[int, ...] | None:
-        """The sizes by rank if the user gave them: nothing that a worker reports changes them. Else None."""
+        """The sizes by rank if the user gave them, in which case no report changes them; else None."""
         return None
 
     def for_workers(self, ranks: Sequence[int]) -> Self:
-        """The same for these workers of the run alone."""
+        """The same load for only these workers of the run."""
         return self
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LoadOf(Load):
+    """Sizes that follow speeds, decided by the policies that `make` returns for a number of workers."""
+
+    make: Callable[[int], LoadPolicy]
+
+    def policy(self, workers: int) -> LoadPolicy:
+        return self.make(workers)

@@ -1,4 +1,4 @@
-"""What a change of sizes costs, in iterations, as measured in the run: compilation, kernel search, allocation."""
+"""The cost of a change of sizes, in iterations, measured in the run: compilation, kernel search, allocation."""
 
 import math
 from dataclasses import dataclass, field
@@ -9,32 +9,34 @@ import numpy as np
 from evenstep.core.state import Stateful
 from evenstep.core.values import IntArray
 
+_largest, _total = np.maximum.reduce, np.add.reduce  # In every iteration, and array methods are two calls more.
+
 
 @final
 @dataclass(slots=True, kw_only=True)
 class ChangeCost(Stateful):
     """Measures how much longer the first iteration at sizes never used before takes than the second at the same sizes.
 
-    Both iterations have the same sizes, so no model of time is needed. The lower median of the workers that have never
-    used their size before says whether there is a cost, since a compiler delays all of them, and a slowdown that ends
-    delays one. If there is, the longest delay counts, for which all wait. The cost is the lower median of the latest
+    Both iterations have the same sizes, so no model of time is needed. The lower median over the workers whose size is
+    new says whether there is a cost, since a compiler delays all of them, whereas a slowdown that ends delays one. If
+    there is a cost, the longest delay counts, because all wait for it. The cost is the lower median of the latest
     measurements less `sure` standard errors. So noise is not taken for a cost, but a single compilation is.
 
     The first iteration of a process pays for much besides its sizes. So the first sizes are not measured, unless it is
-    known that the device `compiles`; but if they cost nothing, no sizes are kept in order to be measured.
+    known that the device `compiles`. If they cost nothing, though, no sizes are kept just to be measured.
 
     Args:
         compiles: Whether a first iteration at new sizes takes long because it compiles, also at the start of a run.
-        tries: New sizes are kept for two iterations until so many of them have been measured, or twice as many used.
-        negligible: In iterations. After a measurement below it, sizes are not kept in order to be measured.
+        tries: New sizes are kept for two iterations until this many have been measured, or twice as many used.
+        negligible: In iterations. After a measurement below it, sizes are not kept just to be measured.
         noise: The relative standard deviation of an iteration's time until it has been measured.
         sure: How many standard errors a cost must be above 0.
-        window: How many measurements the cost rests on.
-        gains: The part of an iteration that sizes used before must save.
-        remembered: So many changes to new sizes count as used before.
+        window: The number of latest measurements used.
+        gains: The fraction of an iteration that previously used sizes must save.
+        remembered: The number of latest changes to new sizes that count as used before.
 
     Attributes:
-        iterations: The cost; 0 as long as none was noticed.
+        iterations: The cost; 0 while none was noticed.
     """
 
     compiles: bool = False
@@ -49,41 +51,41 @@ class ChangeCost(Stateful):
     _excesses: list[float] = field(init=False, default_factory=list)
     _scatter: list[float] = field(init=False, default_factory=list)
     _used: IntArray = field(init=False, default_factory=lambda: np.zeros((0, 0), dtype=np.int64))  # Latest first.
-    _times: int = field(init=False, default=0)  # How often there was something new among the sizes.
+    _times: int = field(init=False, default=0)  # The number of times that any size was new.
     _samples: IntArray = field(init=False, default_factory=lambda: np.zeros(0, dtype=np.int64))
     _microseconds: IntArray = field(init=False, default_factory=lambda: np.zeros(0, dtype=np.int64))
     _changed: IntArray = field(init=False, default_factory=lambda: np.zeros(0, dtype=np.int64))  # To a new size.
     _quiet: bool = field(init=False, default=False)  # Whether the first sizes cost nothing.
-    _usual: float = field(init=False, default=0.0)  # Microseconds of an iteration that is no first use, on average.
+    _usual: float = field(init=False, default=0.0)  # Mean microseconds of an iteration that is not a first use.
     _same: int = field(init=False, default=0)  # Iterations in a row with the present sizes.
 
     @property
     def first_use(self) -> bool:
-        """Whether the last iteration was the first at its sizes."""
+        """True if the last iteration was the first at its sizes."""
         return len(self._changed) > 0 and self._same == 1
 
     def free(self, weights: IntArray) -> IntArray | None:
-        """The sizes used before that fit these weights best, if they take less by more than `gains`."""
-        took = (self._used / weights).max(axis=1)
-        took[self._used.sum(axis=1) != self._samples.sum()] = math.inf
+        """The previously used sizes that fit these weights best, if they save more than `gains`."""
+        took = _largest(self._used / weights, axis=1)
+        took[_total(self._used, axis=1) != _total(self._samples)] = math.inf
         best = int(took.argmin())
-        return self._used[best] if took[best] < (1.0 - self.gains) * (self._samples / weights).max() else None
+        return self._used[best] if took[best] < (1.0 - self.gains) * _largest(self._samples / weights) else None
 
     @property
     def price(self) -> float:
-        """The cost, or `noise` as long as nothing was measured and something can be."""
+        """The cost, or `noise` while nothing has been measured but can still be."""
         return self.iterations if self._excesses or self.known else self.noise
 
     @property
     def known(self) -> bool:
-        """Whether enough was measured, or cannot be measured because no sizes come twice in a row."""
+        """True if enough was measured, or nothing can be because no sizes come twice in a row."""
         if not self._excesses:
             return self._quiet or self._times >= 2 * self.tries
         return len(self._excesses) >= self.tries or abs(self._excesses[-1]) < self.negligible
 
     def observe(self, samples: IntArray, microseconds: IntArray) -> None:
         """Take in one iteration of all workers, oldest first; int64 of shape [workers] each."""
-        if np.array_equal(samples, self._samples):
+        if samples.tolist() == self._samples.tolist():
             self._same += 1
             if len(self._changed) or self._same > 2:
                 self._measure(microseconds)
@@ -95,21 +97,20 @@ class ChangeCost(Stateful):
             if len(self._changed):
                 self._times += 1
                 self._used = np.concatenate([samples[np.newaxis], self._used[: self.remembered - 1]])
-        longest = int(np.maximum.reduce(microseconds))
         if not self.first_use:
+            longest = max(microseconds.tolist())
             self._usual += (longest - self._usual) * (0.2 if self._usual else 1.0)
         self._microseconds = microseconds
 
     def _measure(self, now: IntArray) -> None:
-        """Compare this iteration with the one before it, which had the same sizes."""
+        """Compare this iteration with the previous one, which had the same sizes."""
         shorter = self._microseconds - now
-        chosen = shorter[self._changed] if self._same == 2 else shorter
-        middle = (len(chosen) - 1) // 2
-        unit = max(min(float(np.maximum.reduce(now)), self._usual or math.inf), 1.0)
-        excess = int(np.partition(chosen, middle)[middle]) / unit
+        chosen = sorted((shorter[self._changed] if self._same == 2 else shorter).tolist())
+        unit = max(min(float(max(now.tolist())), self._usual or math.inf), 1.0)
+        excess = chosen[(len(chosen) - 1) // 2] / unit
         first = self._times == 1
         if excess > self.noise and (self._same == 2 or first) and (self.compiles or not first):
-            self._add(int(chosen.max()) / unit)
+            self._add(chosen[-1] / unit)
         elif self._same > 2:
             self._scatter = [*self._scatter, abs(excess)][-4 * self.window :]
         elif first:

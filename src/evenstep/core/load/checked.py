@@ -1,4 +1,4 @@
-"""Checks what a user's own load policy decides, before anything rests on it."""
+"""Checks the decisions of a user's own load policy before they are used."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,24 +13,24 @@ from evenstep.core.values import Allocation, Problem, Reports
 
 
 def load_policy(load: Load, workers: int) -> LoadPolicy:
-    """A new policy of the load, checked at every decision if it is a user's: evenstep's own are held to it by tests.
+    """A new policy of the load. A user's policy is checked at every decision; evenstep's own are checked by tests.
 
     Raises:
-        ConfigError: The load makes no policy.
+        ConfigError: The load does not make a policy.
     """
     policy: object = load.policy(workers)
     if type(policy).__module__.startswith("evenstep.") and isinstance(policy, LoadPolicy):
         return policy
     name = type(load).__name__
     if not isinstance(policy, LoadPolicy):
-        raise ConfigError(f"policy() of the load {name} gave {shown(policy)}: return an evenstep.LoadPolicy")
+        raise ConfigError(f"policy() of the load {name} gave {shown(policy)}: return an evenstep.policies.LoadPolicy")
     return CheckedPolicy(policy)
 
 
 @final
 @dataclass(slots=True)
 class CheckedPolicy(LoadPolicy):
-    """A policy that refuses sizes of another which do not satisfy the problem."""
+    """Wraps another policy and refuses sizes that do not satisfy the problem."""
 
     _policy: LoadPolicy
 
@@ -50,13 +50,14 @@ class CheckedPolicy(LoadPolicy):
         name = type(self._policy).__name__
         if not isinstance(allocation, Allocation):
             raise ConfigError(f"allocate() of the load policy {name} gave {shown(allocation)}: return an Allocation")
-        wrong = _wrong(allocation.sizes, problem)
+        wrong = wrong_sizes(allocation.sizes, problem)
         if wrong is not None:
             raise ConfigError(f"the load policy {name} gave {wrong}: correct its allocate()")
         return allocation
 
 
-def _wrong(sizes: object, problem: Problem) -> str | None:
+def wrong_sizes(sizes: object, problem: Problem) -> str | None:
+    """The first fault of the sizes, as the rest of a sentence; None if they satisfy the problem."""
     if not isinstance(sizes, np.ndarray) or sizes.dtype != np.int64:
         return f"sizes that are {shown(sizes)} and not an array of int64"
     if sizes.shape != (problem.workers,):

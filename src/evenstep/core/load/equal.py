@@ -14,7 +14,7 @@ from evenstep.core.values import Allocation, IntArray, Problem
 @final
 @dataclass(frozen=True, kw_only=True)
 class Equal(Load):
-    """Equal sizes, as under plain DDP."""
+    """Equal sizes, as in plain DDP."""
 
     follows_speed: ClassVar[bool] = False
 
@@ -24,16 +24,16 @@ class Equal(Load):
 
 @final
 class EqualPolicy(LoadPolicy):
-    """Equal sizes within the limits; what does not divide goes to the lowest ranks, one multiple each."""
+    """Equal sizes within the limits; a remainder goes to the lowest ranks, one multiple each."""
 
     def allocate(self, problem: Problem) -> Allocation:
-        """Equal sizes; ConfigError if the problem's limits admit none."""
+        """Equal sizes; ConfigError if no sizes satisfy the problem's limits."""
         return Allocation(sizes=equal_sizes(problem))
 
 
 @lru_cache(maxsize=4)  # A problem lasts for many iterations.
 def equal_sizes(problem: Problem) -> IntArray:
-    """The sizes closest to equal that satisfy the problem, int64 of shape [workers], which cannot be written to."""
+    """The sizes closest to equal that satisfy the problem, int64 of shape [workers], read-only."""
     sizes = shares_of(problem, np.ones_like(problem.minimum))
     sizes.flags.writeable = False
     return sizes

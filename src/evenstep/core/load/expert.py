@@ -1,4 +1,4 @@
-"""Ways to predict how fast each worker will be in the next iteration, of which several compete."""
+"""Competing ways to predict each worker's speed in the next iteration."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -6,20 +6,19 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Self, final
 
 import numpy as np
-import numpy.typing as npt
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
 from evenstep.core.state import Stateful
-from evenstep.core.values import FloatArray, IntArray, Reports
+from evenstep.core.values import BoolArray, FloatArray, IntArray, Reports
 
 
 class Expert(Stateful, ABC):
-    """Predicts the speeds of all workers, and so proposes sizes in proportion to them.
+    """Predicts the speeds of all workers, in proportion to which it proposes sizes.
 
-    Every worker runs its own copy on the same reports, and all copies must predict the same: without a clock, random
-    numbers, or functions that processors round differently (exp, log, powers, sums of floats in an unstated order). An
-    expert with memory is a dataclass whose fields with `init=False` are its checkpoint (see `Stateful`).
+    Every worker runs its own copy on the same reports, and all copies must predict alike: no clock, random numbers, or
+    functions that processors round differently (exp, log, powers, sums of floats in an unstated order). An expert with
+    memory is a dataclass whose fields with `init=False` are its checkpoint (see `Stateful`).
 
     Attributes:
         uses_forecasts: Whether it needs `Reports.forecast`, for which each worker measures the factors that drive it.
@@ -29,32 +28,32 @@ class Expert(Stateful, ABC):
 
     uses_forecasts: ClassVar[bool] = False
 
-    def observe(self, reports: Reports, paces: FloatArray, measured: npt.NDArray[np.bool_]) -> None:
-        """Take in one iteration, oldest first; only workers that are `measured`, bool of shape [workers], count.
+    def observe(self, reports: Reports, paces: FloatArray, measured: BoolArray) -> None:
+        """Take in one iteration, oldest first. Only workers marked in `measured`, bool of shape [workers], count.
 
-        `paces` are their microseconds per sample, shape [workers].
+        `paces` has the microseconds per sample, shape [workers].
         """
 
     @abstractmethod
     def speeds(self) -> FloatArray:
-        """The speeds of the next iteration in any unit, > 0, of shape [workers]; several guesses have several rows.
+        """The speeds of the next iteration in any unit, > 0, of shape [workers]; for several guesses, one row each.
 
         Called once every worker has been measured.
         """
 
     def recall(self, known: Sequence[tuple[Self, int] | None]) -> bool:
-        """Take over what other experts of this kind know of each worker: the expert and the worker's index there.
+        """Take over what other experts of this kind know: for each worker, its expert and the worker's index there.
 
-        Returns whether it can predict now. If not, sizes begin equal where workers come or go.
+        Returns whether it can predict now. If not, sizes start equal when workers come or go.
         """
         return False
 
 
 def speeds_of(expert: Expert, workers: int) -> FloatArray:
-    """What an expert predicts, of shape [guesses, workers].
+    """An expert's predictions, of shape [guesses, workers].
 
     Raises:
-        ConfigError: The expert is a user's, and its speeds are not numbers > 0 of all workers; the message names it.
+        ConfigError: A user's expert returned speeds that are not numbers > 0 for all workers; the message names it.
     """
     speeds = expert.speeds()
     if not type(expert).__module__.startswith("evenstep."):
@@ -91,16 +90,17 @@ class Averages(Expert):
         self._levels = np.zeros((len(self.weights), self.workers))
         self._counts = np.zeros(self.workers, dtype=np.int64)
 
-    def observe(self, reports: Reports, paces: FloatArray, measured: npt.NDArray[np.bool_]) -> None:
+    def observe(self, reports: Reports, paces: FloatArray, measured: BoolArray) -> None:
         self._counts = self._counts + measured
         weights = np.maximum(np.array(self.weights)[:, None], 1.0 / np.maximum(self._counts, 1))
-        self._levels = np.where(measured, self._levels + weights * (paces - self._levels), self._levels)
+        levels = self._levels + weights * (paces - self._levels)
+        self._levels = levels if np.logical_and.reduce(measured) else np.where(measured, levels, self._levels)
 
     def speeds(self) -> FloatArray:
         return np.asarray(1.0 / self._levels)
 
     def recall(self, known: Sequence[tuple[Self, int] | None]) -> bool:
-        """A worker that no expert knows starts at the median of the others, and its first iteration replaces that."""
+        """A worker unknown to all experts starts at the median of the others, which its first iteration replaces."""
         for worker, source in enumerate(known):
             if source is not None:
                 expert, index = source
@@ -114,7 +114,7 @@ class Averages(Expert):
 @final
 @dataclass(frozen=True, slots=True)
 class Even(Expert):
-    """Says that all workers are equally fast: where that costs least, sizes stay equal."""
+    """Predicts that all workers are equally fast: where that costs least, sizes stay equal."""
 
     workers: int
 
@@ -128,7 +128,7 @@ class Even(Expert):
 @final
 @dataclass(slots=True)
 class Forecasts(Expert):
-    """What each worker forecasts of itself (`Narx`); its last pace as long as it forecasts nothing."""
+    """Each worker's forecast of itself (`Narx`); its last pace while it has no forecast."""
 
     uses_forecasts: ClassVar[bool] = True
 
@@ -138,7 +138,7 @@ class Forecasts(Expert):
     def __post_init__(self) -> None:
         self._last = Averages(self.workers, weights=(1.0,))
 
-    def observe(self, reports: Reports, paces: FloatArray, measured: npt.NDArray[np.bool_]) -> None:
+    def observe(self, reports: Reports, paces: FloatArray, measured: BoolArray) -> None:
         forecast = reports.forecast > 0
         self._last.observe(reports, np.where(forecast, reports.forecast / 1000.0, paces), measured | forecast)
 

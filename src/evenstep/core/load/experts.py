@@ -1,4 +1,4 @@
-"""Batch sizes with which all workers finish together, by the predictions of speed that have paid so far: LB-BSP."""
+"""Batch sizes with which all workers finish together, from the speed predictions that were best so far: LB-BSP."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from evenstep.core.nearest import nearest
 from evenstep.core.values import Allocation, FloatArray, IntArray, Problem, Reports
 
 Makers: TypeAlias = tuple[Callable[[int], Expert], ...]
-"""Each makes an expert for a number of workers."""
+"""Functions that each make an expert for a number of workers."""
 
 PREDICTORS: Final[Mapping[str, Makers]] = MappingProxyType(
     {
@@ -33,10 +33,10 @@ PREDICTORS: Final[Mapping[str, Makers]] = MappingProxyType(
 """Several experts, or one alone, by the names that schemes use."""
 
 _UNIT: Final = 2.0**40
-"""Of speeds as integers, whose sums are exact."""
+"""The unit of speeds as integers, whose sums are exact."""
 _SQUARINGS: Final = 4
 
-# As methods of arrays they would be three calls each, of which an iteration has a budget.
+# As array methods they would be three calls each, and an iteration has a budget of calls.
 _largest, _least, _total = np.maximum.reduce, np.minimum.reduce, np.add.reduce
 _all, _any = np.logical_and.reduce, np.logical_or.reduce
 
@@ -48,29 +48,29 @@ class ExpertsPolicy(LoadPolicy):
 
     LB-BSP (arXiv 1806.02508; SoCC'20) gives worker i of N the batch x_i = X v_i / (v_1 + ... + v_N) for predicted
     speeds v. Which prediction is best depends on how speeds change, so several *experts* predict. After an iteration
-    the paces p (time per sample) of all workers are known, and expert j is charged what its shares q_j = x / X would
-    have taken, over the least possible:
+    the paces p (time per sample) of all workers are known, and expert j is charged the time that its shares q_j = x / X
+    would have taken, relative to the least possible:
 
         loss_j <- discount * loss_j + max_i(p_i q_ij) / (1 / sum_i(1 / p_i)) - 1
 
     The proposal is the mean of the experts' shares, weighted by exp(-steepness * loss_j). The time of an iteration is
-    convex in the shares, so the mean is never worse than the weighted losses. The discount follows the best expert as
-    it changes (Herbster and Warmuth, 1998).
+    convex in the shares, so the mean is never worse than the weighted losses. The discount lets the weights follow
+    changes of the best expert (Herbster and Warmuth, 1998).
 
-    What the last proposal would have saved over the sizes in use, in an iteration that it had not seen, adds up in an
-    account that never falls below 0. When the account reaches what a change costs, sizes change and the account is
+    An account, which never falls below 0, adds up what the last proposal would have saved over the sizes in use, in an
+    iteration that it had not seen. When the account reaches the cost of a change, sizes change and the account is
     emptied. The cost is `change_cost`, or is measured. Until it is known, a change counts as `ChangeCost.noise`
-    iterations, which the first iteration alone may pay. An iteration that a change has made much longer teaches
-    nothing. Sizes that were used before cost nothing, so the best of them are taken again at any time: with a compiler
-    for each size, slowness that returns is paid for once.
+    iterations, which the first iteration alone may pay. An iteration that a change has made much longer is ignored.
+    Sizes that were used before cost nothing, so the best of them may be taken again at any time: with a compiler for
+    each size, slowness that returns is paid for once.
 
     Deviations from LB-BSP: it uses one predictor, applies every new solution, and has a manager process. For devices
-    whose time has a fixed part its GPU version solves for sizes with a profiled model. Here sizes come to the same end
-    in a few iterations, because each pace is that of the latest size.
+    whose time has a fixed part its GPU version solves for sizes with a profiled model. Here sizes reach the same result
+    in a few iterations, because each pace is measured at the latest size.
 
     Sizes are equal until every worker has a pace. A worker without samples keeps its last one.
 
-    All copies decide alike: they use + - * / and comparisons alone, sums are of integers or over the few experts in
+    All copies decide alike: they use only + - * / and comparisons, sums are of integers or over the few experts in
     their order, and exp(-y) is (1 + y/16)^-16 by repeated multiplication.
     """
 
@@ -80,10 +80,10 @@ class ExpertsPolicy(LoadPolicy):
     _cost: ChangeCost = field(init=False)
     _seen: IntArray = field(init=False)  # Measured iterations of each worker.
     paces: FloatArray = field(init=False)  # The latest microseconds per sample of each worker; 0: unknown.
-    _shares: FloatArray | None = field(init=False, default=None)  # What each expert proposes, [experts, workers].
+    _shares: FloatArray | None = field(init=False, default=None)  # Each expert's proposal, [experts, workers].
     _losses: FloatArray = field(init=False, default_factory=lambda: np.zeros(0))
     proposal: IntArray | None = field(init=False, default=None)  # Relative sizes.
-    _used: IntArray | None = field(init=False, default=None)  # Those of the sizes in use; None: equal.
+    _used: IntArray | None = field(init=False, default=None)  # The same for the sizes in use; None: equal.
     _proposed: IntArray | None = field(init=False, default=None)  # The sizes that the proposal would have given.
     _account: float = field(init=False, default=0.0)
     _kept: int = field(init=False, default=0)  # Iterations since sizes changed.
@@ -106,8 +106,8 @@ class ExpertsPolicy(LoadPolicy):
         if not _any(measured) or (cost.first_use and (self._tried or cost.iterations > cost.noise)):
             return
         paces = microseconds / np.maximum(samples, 1)
-        self.paces = np.where(measured, paces, self.paces)
-        here = slice(None) if _all(measured) else np.flatnonzero(measured)
+        here = None if _all(measured) else np.flatnonzero(measured)
+        self.paces = paces if here is None else np.where(measured, paces, self.paces)
         first = self._shares is None
         self._charge(paces, here)
         if self._proposed is not None:
@@ -116,26 +116,28 @@ class ExpertsPolicy(LoadPolicy):
             expert.observe(reports, paces, measured)
         if _all(self.paces):
             proposal = self._propose()
-            if first:  # An expert that ignores the only iteration so far is charged for it at once.
+            if first:  # Charge experts that ignore the only iteration so far for it at once.
                 self._charge(paces, here)
                 proposal = self._propose()
                 self._account = max(_saved(paces, samples, proposal, here), 0.0)
             self._change(proposal)
 
-    def _charge(self, paces: FloatArray, here: slice | IntArray) -> None:
-        """Charge each expert what its last proposal would have taken."""
+    def _charge(self, paces: FloatArray, here: IntArray | None) -> None:
+        """Charge each expert the time that its last proposal would have taken, `here` or on all workers."""
         if self._shares is None:
             return
-        paces, shares = paces[here], self._shares[:, here]
+        shares = self._shares
+        if here is not None:
+            paces, shares = paces[here], shares[:, here]
         fastest = float(_least(paces))
         best = fastest * _UNIT / int(_total((fastest * _UNIT / paces).astype(np.int64)))
         took = _largest(paces * shares, axis=1)
-        if not isinstance(here, slice):  # Of some workers alone.
+        if here is not None:
             took = took / [math.fsum(row) for row in shares.tolist()]
         self._losses = self.load.discount * self._losses + (took / best - 1.0)
 
     def _propose(self) -> IntArray:
-        """Ask the experts, and weigh their answers by their losses."""
+        """Ask the experts, and weight their answers by their losses."""
         speeds = np.concatenate([speeds_of(expert, self.workers) for expert in self._experts])
         shared = (speeds * (_UNIT / _largest(speeds, axis=1, keepdims=True))).astype(np.int64)
         self._shares = shared / _total(shared, axis=1, keepdims=True)
@@ -150,9 +152,9 @@ class ExpertsPolicy(LoadPolicy):
 
     @property
     def _tried(self) -> bool:
-        """Whether sizes have just changed, and a second iteration at them shows what the first one cost.
+        """True if sizes have just changed and need a second iteration, to show what the first one cost.
 
-        A device's reports come an iteration late, so the first may still be of the sizes before.
+        A device's reports come an iteration late, so the first may still be about the previous sizes.
         """
         if self.load.change_cost is not None or self._used is None or self._cost.known:
             return False
@@ -171,14 +173,14 @@ class ExpertsPolicy(LoadPolicy):
         if self.proposal is None or problem.workers != self.workers:
             return Allocation(sizes=equal_sizes(problem), basis="start")
         self._proposed = proposed = shares_of(problem, self.proposal)
-        proposed.flags.writeable = False  # It is given out and kept.
+        proposed.flags.writeable = False  # It is both returned and kept.
         if self._used is None:
             return Allocation(sizes=equal_sizes(problem), basis="start")
         sizes = proposed if self._used is self.proposal else shares_of(problem, self._used)
         return Allocation(sizes=sizes, weights=self._used)
 
     def recall(self, known: Sequence[tuple[LoadPolicy, int] | None]) -> None:
-        """Workers that come count as the median of those that stay until they have reported."""
+        """New workers count as the median of those that stay until they have reported."""
         sources = [(each[0], each[1]) if each and isinstance(each[0], ExpertsPolicy) else None for each in known]
         former = next((source[0] for source in sources if source is not None), None)
         if former is None or not former.paces.all():
@@ -199,9 +201,10 @@ class ExpertsPolicy(LoadPolicy):
             self._used = self._propose()
 
 
-def _saved(paces: FloatArray, samples: IntArray, others: IntArray, here: slice | IntArray) -> float:
-    """What the other sizes would have saved of an iteration with these samples, as a part of it."""
-    paces, samples, others = paces[here], samples[here], others[here]
+def _saved(paces: FloatArray, samples: IntArray, others: IntArray, here: IntArray | None) -> float:
+    """The fraction of an iteration with these samples that the other sizes would have saved."""
+    if here is not None:
+        paces, samples, others = paces[here], samples[here], others[here]
     took = float(_largest(paces * samples)) / int(_total(samples))
     return 1.0 - float(_largest(paces * others)) / max(int(_total(others)), 1) / took
 
@@ -209,22 +212,22 @@ def _saved(paces: FloatArray, samples: IntArray, others: IntArray, here: slice |
 @final
 @dataclass(frozen=True, kw_only=True)
 class Experts(Load):
-    """LB-BSP: sizes in step with predicted speeds.
+    """LB-BSP: sizes in proportion to predicted speeds.
 
     Attributes:
         predictor: A name of `PREDICTORS`.
-        experts: Instead of those of the predictor: each makes an expert for a number of workers.
-        change_cost: What a change of sizes costs, in iterations, >= 0; None to measure it.
+        experts: Replace those of the predictor; each makes an expert for a number of workers.
+        change_cost: The cost of a change of sizes, in iterations, >= 0; None to measure it.
         compiles: Whether the device compiles for each new size, as XLA does.
-        warmup: How many iterations of a worker are not counted at first: allocators and caches settle in one.
+        warmup: The number of first iterations of a worker that are not counted: allocators and caches settle in one.
         discount: The weight of an iteration's losses in the next one, above 0 and below 1: 0.97 remembers about 33
-            iterations. From 0.9 to 0.99 little changes.
-        steepness: An expert whose loss is larger by 1 / steepness weighs e times less, > 0. From 10 to 30 little
-            changes.
+            iterations. Values from 0.9 to 0.99 differ little.
+        steepness: An expert whose loss is larger by 1 / steepness weighs e times less, > 0. Values from 10 to 30 differ
+            little.
     """
 
     predictor: str = "experts"
-    experts: Makers = field(default=(), compare=False)  # A partial function is equal to itself alone.
+    experts: Makers = ()
     change_cost: float | None = None
     compiles: bool = False
     warmup: int = 1
@@ -246,7 +249,7 @@ class Experts(Load):
 
     @property
     def makers(self) -> Makers:
-        """What makes the experts."""
+        """The functions that make the experts."""
         return self.experts or PREDICTORS[self.predictor]
 
     @property

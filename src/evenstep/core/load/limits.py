@@ -1,4 +1,4 @@
-"""How large the batch of each worker may be: the one rule that joins what is known beforehand with what is reported."""
+"""The largest batch of each worker: the one rule that joins limits known beforehand with reported ones."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -17,10 +17,10 @@ DEFAULT_MINIMUM: Final = 2
 def smallest_batch(
     load: Load, global_batch_size: int, maximum: IntArray, *, needed: int = 1, usual: int = DEFAULT_MINIMUM
 ) -> int:
-    """The smallest batch of every worker, in samples: the scheme's, or else the usual one where all can have it.
+    """The smallest batch of every worker, in samples: the scheme's, or else the usual one if all can have it.
 
-    It is lower where the global batch has fewer samples for each worker, a worker can hold only fewer, or the user gave
-    a worker a smaller size; and a single worker takes its batches as they come. The model may need more (`needed`).
+    It is lower if the global batch has fewer samples for each worker, a worker can hold only fewer, or the user gave a
+    worker a smaller size. A single worker takes its batches as they come. The model may need more (`needed`).
     """
     if load.minimum is not None:
         return load.minimum
@@ -34,18 +34,18 @@ def smallest_batch(
 class SizeLimits:
     """The largest size of each worker of a run, by rank, in samples.
 
-    The latest report of a worker counts, because a limit is a size that the worker knows to be safe: it grows
-    with the batches that have run. Joins and leaves of other workers change nothing. After a worker has left, the
-    smallest size that it ever reported counts until it reports again: its next process is usually on the same device,
-    knows nothing of that device yet, and may be there because the last limit was too large.
+    The latest report of a worker counts, because a limit is a size that the worker knows to be safe: it grows with the
+    batches that have run. Joins and leaves of other workers change nothing. After a worker has left, the smallest size
+    that it ever reported counts until it reports again: its next process is usually on the same device, knows nothing
+    about that device yet, and may exist because the last limit was too large.
 
     Two things override reports. No limit is below the smallest size that a worker can be given (its minimum, at least
-    1, rounded up to the multiple). And sizes that the user gave are kept whatever is reported.
+    1, rounded up to the multiple). And sizes that the user gave are kept whatever the reports say.
 
     Args:
-        load: The scheme's answer to *how much*.
-        problem: As for all workers of the run; its maxima count until a worker reports.
-        known: What sizes never exceed, int64 of shape [workers]; None for the problem's maxima.
+        load: Says which sizes the user gave.
+        problem: The problem of all workers of the run; its maxima count until a worker reports.
+        known: Sizes that are never exceeded, int64 of shape [workers]; None for the problem's maxima.
 
     Attributes:
         most: The largest batch of any worker that the scheme allows.
@@ -62,7 +62,7 @@ class SizeLimits:
         self._smallest = [UNLIMITED] * problem.workers
 
     def report(self, worker: int, largest: int) -> bool:
-        """A worker can hold batches of this size; returns whether the limit changed."""
+        """Record that a worker can hold batches of this size; return whether the limit changed."""
         if largest == self._latest[worker] or self._fixed:
             return False
         self._latest[worker] = largest
@@ -70,12 +70,12 @@ class SizeLimits:
         return True
 
     def report_all(self, largest: IntArray) -> bool:
-        """As `report`, for all workers at once; int64 of shape [workers]."""
+        """Like `report`, for all workers at once; int64 of shape [workers]."""
         sizes: list[int] = largest.tolist()
         return sizes != self._latest and sum(self.report(worker, each) for worker, each in enumerate(sizes)) > 0
 
     def leave(self, worker: int) -> None:
-        """The worker has left; keep what it reported."""
+        """The worker has left; keep its reports."""
         self._latest[worker] = min(self._latest[worker], self._smallest[worker])
 
     def of(self, worker: int) -> int:
@@ -83,16 +83,16 @@ class SizeLimits:
         return max(min(self._known[worker], self._latest[worker]), self._least[worker])
 
     def room(self, workers: Iterable[int]) -> int:
-        """The samples that these workers may have together, in multiples."""
+        """The most samples that these workers may have together, in multiples."""
         multiple = self._problem.multiple
         return sum(self.of(worker) // multiple * multiple for worker in workers)
 
     def least(self, workers: Iterable[int]) -> int:
-        """The samples that these workers must have together, in multiples."""
+        """The fewest samples that these workers must have together, in multiples."""
         return sum(self._least[worker] for worker in workers)
 
     def shared_by(self, workers: Iterable[int], global_batch_size: int) -> Problem:
-        """The problem of these workers alone; its global batch is smaller if they may not have all of this one."""
+        """The problem of only these workers; its global batch is smaller if they may not have all of the given one."""
         chosen = list(workers)
         return replace(
             self._problem,
@@ -102,13 +102,13 @@ class SizeLimits:
         )
 
     def stretched(self, problem: Problem) -> Problem:
-        """This problem of all workers with the present limits, raised in proportion if the global batch needs it.
+        """The problem of all workers with the current limits, raised in proportion if the global batch needs it.
 
-        Together the workers have the whole global batch, whatever they report. The reports may add up to less than
-        that: a short iteration, for example, shows only a little to fit.
+        Together the workers always have the whole global batch, but the reports may add up to less: a short iteration,
+        for example, proves only a small size to fit.
 
         Raises:
-            ConfigError: What is known beforehand leaves no room for the global batch.
+            ConfigError: The limits known beforehand leave no room for the global batch.
         """
         multiple = problem.multiple
         maximum = self._of(range(problem.workers))
@@ -123,7 +123,7 @@ class SizeLimits:
         return {"largest": [self.of(worker) for worker in range(len(self._known))]}
 
     def load_state_dict(self, state: State) -> None:
-        """Use the given limits if they are below the present ones, until the workers report."""
+        """Use the given limits where they are below the current ones, until the workers report."""
         for worker, largest in enumerate(cast("list[int]", state["largest"])):
             self.report(worker, min(largest, self._latest[worker]))
 

@@ -1,44 +1,44 @@
-"""A network with one hidden layer that learns from one pair of inputs and target at a time."""
+"""A network with one hidden layer that learns online, one pair of inputs and target at a time."""
 
 import math
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Final, TypeAlias, final
+from typing import Final, final
 
 import numpy as np
-import numpy.typing as npt
 
 from evenstep.core.state import Stateful
-
-_Floats: TypeAlias = npt.NDArray[np.float64]
+from evenstep.core.values import FloatArray
 
 _SEED: Final = 20180602
 _LEAST_SCALE: Final = 0.02
+"""Added to scales of inputs, in logarithms: one that hardly changes is not magnified."""
 _LEAST_NOISE: Final = 1e-3
+"""The least scale of the target and variance of errors, which keep divisions finite."""
 
 
 @final
 @dataclass(slots=True, kw_only=True)
 class NarxNetwork(Stateful):
-    """y = u . tanh(W x + b) + w . x + c: tanh units and a linear path beside them, on z-scored inputs and target.
+    """y = u . tanh(W x + b) + w . x + c: tanh units and a parallel linear path, on z-scored inputs and target.
 
     The paper does not give layer sizes, optimiser or schedule; we take one step of the node-decoupled extended Kalman
-    filter (Puskorius and Feldkamp 1994) per observation, without a replay buffer. It is Gauss-Newton online: the linear
+    filter (Puskorius and Feldkamp 1994) per observation, without a replay buffer. It is online Gauss-Newton: the linear
     path is recursive least squares, each hidden unit has its own covariance, and there is no step size to choose. Every
     ten observations weights and covariances return by 1 - `retention` to their first values: the network forgets, and
     the covariance of an input that never changes stays bounded.
 
     Args:
-        width: How many inputs there are.
-        hidden: How many tanh units.
-        familiar: Observations that serve for the means and scales of the z-scores alone.
+        width: The number of inputs.
+        hidden: The number of tanh units.
+        familiar: The first observations, used only for the means and scales of the z-scores.
         memory: Observations over which these are averaged.
-        furthest: In standard deviations: inputs are clipped to it, and errors to so many of the expected ones.
-        retention: What is left of what was learned after ten observations.
-        variances: First variances of the weights of hidden units, and of the output.
+        furthest: In standard deviations: inputs are clipped to it, and errors to this many expected ones.
+        retention: The part of what was learned that is left after ten observations.
+        variances: Initial variances of the weights of hidden units, and of the output.
 
     Attributes:
-        learned: How many pairs of inputs and target it was given.
+        learned: The number of pairs of inputs and target that it was given.
     """
 
     width: int
@@ -49,13 +49,13 @@ class NarxNetwork(Stateful):
     retention: float = 0.995
     variances: tuple[float, float] = (0.3, 0.1)
     learned: int = field(init=False, default=0)
-    _hidden: _Floats = field(init=False)
-    _output: _Floats = field(init=False)
-    _hidden_covariance: _Floats = field(init=False)
-    _output_covariance: _Floats = field(init=False)
+    _hidden: FloatArray = field(init=False)
+    _output: FloatArray = field(init=False)
+    _hidden_covariance: FloatArray = field(init=False)
+    _output_covariance: FloatArray = field(init=False)
     _noise: float = field(init=False, default=1.0)
-    _means: _Floats = field(init=False)
-    _squares: _Floats = field(init=False)  # Variances of the inputs, and the mean square of the target.
+    _means: FloatArray = field(init=False)
+    _squares: FloatArray = field(init=False)  # Variances of the inputs, and the mean square of the target.
 
     def __post_init__(self) -> None:
         self._hidden, self._output = (weights.copy() for weights in _first_weights(self.hidden, self.width))
@@ -68,7 +68,7 @@ class NarxNetwork(Stateful):
         return float(self._output @ self._features(self._scores(inputs))) * self._scale
 
     def learn(self, inputs: list[float], target: float) -> float:
-        """One step towards the target; returns what `predict` would have said before it."""
+        """Take one step towards the target; return the prediction before it."""
         scores, scale = self._scores(inputs), self._scale
         features = self._features(scores)
         predicted = float(self._output @ features)
@@ -87,16 +87,16 @@ class NarxNetwork(Stateful):
     def _scale(self) -> float:
         return max(math.sqrt(self._squares[-1]), _LEAST_NOISE)
 
-    def _scores(self, inputs: list[float]) -> _Floats:
+    def _scores(self, inputs: list[float]) -> FloatArray:
         """The inputs as z-scores, and a one for the biases."""
         scores = (np.array(inputs) - self._means) / np.sqrt(self._squares[:-1] + _LEAST_SCALE**2)
         return np.append(np.clip(scores, -self.furthest, self.furthest), 1.0)
 
-    def _features(self, scores: _Floats) -> _Floats:
-        """What the output is linear in: the hidden units' activations, the scores and a one."""
+    def _features(self, scores: FloatArray) -> FloatArray:
+        """The terms in which the output is linear: the hidden units' activations, the scores and a one."""
         return np.concatenate([np.tanh(self._hidden @ scores), scores])
 
-    def _step(self, scores: _Floats, features: _Floats, error: float) -> None:
+    def _step(self, scores: FloatArray, features: FloatArray, error: float) -> None:
         activations = features[: self.hidden]
         slopes = self._output[: self.hidden] * (1.0 - activations * activations)
         # The gradient of hidden unit j is its slope times the scores: one product serves all units.
@@ -114,7 +114,7 @@ class NarxNetwork(Stateful):
         self._noise = max(self._noise + (error * error - self._noise) / 50, _LEAST_NOISE)
 
     def _forget(self) -> None:
-        """Return weights and covariances a little to the first ones."""
+        """Move weights and covariances a little back to their first values."""
         kept, first = self.retention, _first_weights(self.hidden, self.width)
         self._hidden += (1.0 - kept) * (first[0] - self._hidden)
         self._output += (1.0 - kept) * (first[1] - self._output)
@@ -126,8 +126,8 @@ class NarxNetwork(Stateful):
 
 
 @cache
-def _first_weights(units: int, width: int) -> tuple[_Floats, _Floats]:
-    """Of the hidden units and of the output, drawn from a fixed seed."""
+def _first_weights(units: int, width: int) -> tuple[FloatArray, FloatArray]:
+    """Initial weights of the hidden units and of the output, drawn from a fixed seed."""
     random = np.random.Generator(np.random.Philox(_SEED))
     hidden = random.normal(0.0, width**-0.5, (units, width + 1))
     return hidden, np.concatenate([random.normal(0.0, 0.3, units), np.zeros(width + 1)])

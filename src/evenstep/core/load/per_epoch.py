@@ -1,4 +1,4 @@
-"""Batch sizes that follow the speed of the last epoch, and stay for the whole of this one: DBS."""
+"""Batch sizes that follow the speeds of the last epoch and stay the same within an epoch: DBS."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, final
@@ -15,17 +15,17 @@ _UNIT: Final = 2.0**50
 @final
 @dataclass(slots=True)
 class PerEpochPolicy(LoadPolicy):
-    """DBS (arXiv 2007.11831): x_i = X * p_i / sum(p), with p_i = d_i / t_i of the epoch before; the first one is equal.
+    """DBS (arXiv 2007.11831): x_i = X * p_i / sum(p), with p_i = d_i / t_i of the last epoch; equal in the first one.
 
-    d_i is a worker's share of the data and t_i its pure compute time of that epoch, summed over the iterations. Here
+    d_i is a worker's share of the data and t_i its pure compute time in that epoch, summed over the iterations. Here
     d_i is the sum of the samples that t_i was measured on: the same up to a constant that cancels out, and still right
     for a short last slice, an epoch resumed in the middle, and measurements that arrive late. An epoch ends when sizes
     are requested for another epoch. A worker that reported nothing in an epoch keeps its performance. Sizes are equal
     until every worker has one.
 
     Deviations: the published rounding loses samples; here it is by largest remainder, and the sum is exact. The
-    published code has no limits; here sizes keep the problem's. The performance is remembered, not the sizes: another
-    global batch, or a new memory limit, is shared out at once.
+    published code has no limits; here sizes keep the problem's. The performance is remembered, not the sizes, so a new
+    global batch or memory limit takes effect at once.
     """
 
     _epoch: int | None = field(init=False, default=None)
@@ -40,7 +40,7 @@ class PerEpochPolicy(LoadPolicy):
         self._present += np.where((measured > 0).all(axis=1, keepdims=True), measured, 0)
 
     def allocate(self, problem: Problem) -> Allocation:
-        """The sizes of the problem's epoch; ConfigError if the problem's limits admit none."""
+        """The sizes of the problem's epoch; ConfigError if no sizes satisfy the problem's limits."""
         self._count(problem.workers)
         if problem.epoch != self._epoch:
             self._last = np.where(self._present > 0, self._present, self._last)
@@ -58,7 +58,7 @@ class PerEpochPolicy(LoadPolicy):
 @final
 @dataclass(frozen=True, kw_only=True)
 class PerEpoch(Load):
-    """DBS: sizes in step with the last epoch's speed, the same for a whole epoch."""
+    """DBS: sizes in proportion to the last epoch's speeds, the same for a whole epoch."""
 
     by_epoch: ClassVar[bool] = True
 

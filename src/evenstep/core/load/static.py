@@ -42,7 +42,7 @@ class Static(Load):
         return StaticPolicy(self)
 
     def require(self, workers: int, global_batch_size: int | None = None) -> None:
-        """Raise ConfigError unless there is one size for each worker, and all add up to the global batch, if given."""
+        """Raise ConfigError unless there is one size for each worker and all add up to the global batch, if given."""
         if workers != len(self.sizes):
             raise ConfigError(
                 f"there are sizes for {len(self.sizes)} workers, and the run has {workers}: give one for each"
@@ -57,7 +57,7 @@ class Static(Load):
 @final
 @dataclass(frozen=True, slots=True)
 class StaticPolicy(LoadPolicy):
-    """The user's sizes; a smaller batch (the last of an epoch) is shared out in proportion to them."""
+    """The user's sizes; a smaller batch (the last of an epoch) is divided in proportion to them."""
 
     given: Static
 

@@ -1,4 +1,4 @@
-"""Federated training without rounds: when a node gets the model, and how its change of the model counts."""
+"""Federated training without rounds: when a node gets the model, and how much its change of the model counts."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -77,10 +77,10 @@ class AsynchronousRounds:
     nodes of equal speed move the model in a round's time as far as a round of FedAvg. `raw` has FedBuff's factors at a
     server rate of 1: S = 1 and d_i = (1 + stale_i)^(-1/2). FedBuff weighs all pushes equally; here weights follow n_i.
 
-    Training ends when `rounds` times the examples of all nodes have been replied, by whichever nodes. Work beyond that
-    is not started, and lost work is done again, by whichever node is released next. Under a bounded `sync` all nodes do
-    equally many pieces of work, except for the bound, so the objective is FedAvg's. Under `asp` a node counts as often
-    as it is fast.
+    Training ends when replies cover `rounds` times the examples of all nodes, from whichever nodes. Work beyond that is
+    not started, and lost work is repeated by whichever node is released next. Under a bounded `sync` all nodes do
+    equally many pieces of work, up to the bound, so the objective is FedAvg's. Under `asp` a node counts in proportion
+    to its speed.
 
     Args:
         sync: Bounds the lead of a node over the slowest one, and says which pushes form an update.
@@ -120,7 +120,7 @@ class AsynchronousRounds:
         self._expects = 0.0  # The share of the nodes that have the model, and of replies that are not committed yet.
         self._runners = 0
         self.spent = 0.0
-        """Usable work that is committed, in rounds' worth. Read-only, as are `progress` and `version`."""
+        """Usable work that is committed, in rounds' worth. Read-only, like `progress` and `version`."""
         self.progress = 0.0
         """Work in the model, in rounds' worth."""
         self.version = 0
@@ -128,7 +128,7 @@ class AsynchronousRounds:
 
     @property
     def done(self) -> bool:
-        """Whether all rounds' worth of work has ended and no node is running."""
+        """True if all rounds' worth of work has ended and no node is running."""
         return not self._runners and self._enough
 
     @property
@@ -137,7 +137,7 @@ class AsynchronousRounds:
 
     @property
     def given_up(self) -> bool:
-        """Whether every present node has lost as many pieces of work in a row as there are rounds."""
+        """True if every present node has lost as many pieces of work in a row as there are rounds."""
         return bool(self._nodes) and all(self._lost.get(node, 0) >= self._rounds for node in self._nodes)
 
     @property
@@ -220,7 +220,7 @@ class AsynchronousRounds:
                 self._pending += counted
                 self._share += command.share
                 self._expects -= sum(parts)
-                # A whole barrier is a round also if some of its replies are lost.
+                # A whole barrier counts as a round even if some of its replies are lost.
                 self.spent += 1.0 if command.share == 1.0 else sum(parts)
                 if len(self._pending) >= self._buffer:
                     updates.append(self._update())

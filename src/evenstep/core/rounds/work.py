@@ -1,6 +1,5 @@
 """The work of each node in a federated round; every round may have other nodes."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Literal, NamedTuple, TypeAlias, final, get_args
@@ -17,16 +16,10 @@ from evenstep.core.values import UNLIMITED, IntArray, Problem, Reports
 
 Mode: TypeAlias = Literal["batch", "steps", "batch-and-lr"]
 MODES: Final[tuple[str, ...]] = get_args(Mode)
-"""What follows a node's speed: its batch size, its number of local steps, or its batch size together with its rate."""
+"""Names of what follows a node's speed: batch size, number of local steps, or batch size together with rate."""
 
-_SPREAD: Final = 64
-"""The largest factor between a node's speed and the median, whatever the node reports."""
 _LONGEST: Final = 10**15
-"""Microseconds that a node's step counts as at most."""
-_FLAT: Final = 0.25
-"""A time follows the work too little to move work by it if its elasticity is below this ..."""
-_SURE: Final = 0.98
-"""... with this probability."""
+"""Microseconds that a node's step counts as at most, so that sums fit 64 bits."""
 
 
 class Work(NamedTuple):
@@ -44,27 +37,32 @@ class Work(NamedTuple):
 
 @final
 class RoundWork:
-    """LB-BSP for federated learning (TCC'21): batch sizes follow the nodes' speeds; steps and rate are equal for all.
+    """LB-BSP for federated learning (TCC'21): batch sizes follow nodes' speeds; steps and rate are equal for all.
 
     One `ExpertsPolicy` keeps the paces of all nodes, also over rounds without them. A node that has reported no time
     counts as the median of the others.
 
-    Deviations: we do not know the paper's formula for the sizes. These are the sizes that `load` gives to workers in an
-    iteration, for the nodes of a round. A round has many steps, so no round is left out as a warm-up. Sizes follow
-    every prediction, because another size costs a node nothing. A node whose time does not follow its work, such as one
-    that always trains on all of its data, gets at least the mean: with less it would not be faster, and it would seem
-    slower in every round. If all nodes are so, all are equal.
+    Deviations: we do not know the paper's formula for the sizes. The nodes of a round get the sizes that `load` gives
+    to workers in an iteration. A round has many steps, so no round is left out as a warm-up. Sizes follow every
+    prediction, because another size costs a node nothing. A node whose time does not follow its work, such as one that
+    always trains on all of its data, gets at least the mean: with less it would not be faster, and it would seem slower
+    in every round. If this holds for all nodes, all are equal.
 
     Args:
-        load: How the work is shared out.
+        load: How the work is divided.
         mode: `batch` is the paper's algorithm, which it compares with the others: `steps`, where the number of steps
-            follows the speed (adaptive tau), and `batch-and-lr`, where the batch does and the rate with it.
+            follows the speed (adaptive tau), and `batch-and-lr`, where the batch and with it the rate do.
+        spread: The largest factor between a node's speed and the median, whatever the node reports.
+        flat: A time with an elasticity below this follows the work too little to move work by it ...
+        sure: ... if that is certain with this probability.
 
     Raises:
         ConfigError: The mode is unknown, or the load needs measurements of all workers or has sizes by rank.
     """
 
-    def __init__(self, load: Load, mode: Mode = "batch") -> None:
+    def __init__(
+        self, load: Load, mode: Mode = "batch", *, spread: int = 64, flat: float = 0.25, sure: float = 0.98
+    ) -> None:
         if mode not in MODES:
             raise ConfigError(
                 f"the work of a node cannot follow its speed in {shown(mode)}: use one of {', '.join(MODES)}"
@@ -75,8 +73,9 @@ class RoundWork:
                 " lb-bsp, or bsp for equal sizes"
             )
         self.mode = mode
+        self._spread, self._flat, self._sure = spread, flat, sure
         self._load = replace(load, warmup=0, change_cost=0.0) if isinstance(load, Experts) else load
-        self._nodes: dict[int, int] = {}  # Their indices in the policy.
+        self._nodes: dict[int, int] = {}  # Each node's index in the policy.
         self._policy: ExpertsPolicy | None = None
         self._elasticity = Elasticity(0)
         self._mean = 1
@@ -85,23 +84,17 @@ class RoundWork:
         self._heard: dict[int, tuple[int, int]] = {}  # Samples, or steps, and microseconds since the last plan.
 
     def observe(self, node: int, work: Work, seconds: float) -> None:
-        """Record a round of this node: its work, and its seconds of compute.
-
-        Raises:
-            ValueError: A number is negative or not finite.
-        """
+        """Record a round of this node: its work, and its seconds of compute, finite and >= 0."""
         varied, alike = self._parts(work)
-        if varied < 0 or not 0.0 <= seconds < math.inf:
-            raise ValueError(f"{varied} samples cannot take {seconds} seconds: both must be finite and >= 0")
         self._heard[node] = varied, min(round(seconds / alike * 1e6), _LONGEST)
 
     def plan(self, nodes: Sequence[int], batch_size: int, steps: int = 1) -> dict[int, Work]:
-        """The work of each node of the next round.
+        """Plan the work of each node of the next round.
 
         `batch_size` and `steps` are means over the nodes for what follows the speed, and equal for all otherwise.
 
         Raises:
-            ConfigError: The limits of the load admit no such sizes.
+            ConfigError: No such sizes satisfy the load's limits.
         """
         if self.mode == "steps":
             return {node: Work(batch_size, each) for node, each in self._shares(nodes, steps).items()}
@@ -120,7 +113,7 @@ class RoundWork:
         for node, work in plan.items():
             varied, alike = self._parts(work)
             pace = float(paces[self._nodes[node]]) if node in self._nodes else usual
-            predicted[node] = float(np.clip(pace, usual / _SPREAD, usual * _SPREAD)) * varied * alike * 1e-6
+            predicted[node] = float(np.clip(pace, usual / self._spread, usual * self._spread)) * varied * alike * 1e-6
         return predicted
 
     def _parts(self, work: Work) -> tuple[int, int]:
@@ -149,7 +142,7 @@ class RoundWork:
         return dict(zip(nodes, shares_of(problem, self._weights(nodes)).tolist(), strict=True))
 
     def _learn(self) -> None:
-        """Take in what was heard since the last plan; nodes that are new join the policy."""
+        """Take in the reports since the last plan; new nodes join the policy."""
         if not self._heard or not isinstance(self._load, Experts):
             return
         new = [node for node in self._heard if node not in self._nodes]
@@ -165,18 +158,18 @@ class RoundWork:
         for node, (varied, microseconds) in self._heard.items():
             index, heard = self._nodes[node], (max(microseconds, 1), max(varied, 1) / self._mean)
             table[index, :2] = varied, heard[0]
-            twice = [heard, heard] if node in new else [heard]  # To leave out the first, as a warm-up.
+            twice = [heard, heard] if node in new else [heard]  # The policy leaves out the first, as a warm-up.
             self._elasticity.observe(index, *np.array(twice, dtype=np.float64).T)
-        most = self._elasticity.quantiles(np.array([_SURE]))[0]
-        self.flat = {node for node, index in self._nodes.items() if most[index] < _FLAT}
+        most = self._elasticity.quantiles(np.array([self._sure]))[0]
+        self.flat = {node for node, index in self._nodes.items() if most[index] < self._flat}
         self._heard.clear()
         self._policy.observe(Reports.from_table(table))
 
     def _weights(self, nodes: Sequence[int]) -> IntArray:
-        """Relative speeds; those that are not known are the median."""
+        """Relative speeds; an unknown one counts as the median."""
         speeds = None if self._policy is None else self._policy.proposal
         if speeds is None:
             return np.ones(len(nodes), dtype=np.int64)
         usual = max(int(np.median(speeds)), 1)
         weights = [int(speeds[self._nodes[node]]) if node in self._nodes else usual for node in nodes]
-        return np.clip(np.array(weights, dtype=np.int64), max(usual // _SPREAD, 1), usual * _SPREAD)
+        return np.clip(np.array(weights, dtype=np.int64), max(usual // self._spread, 1), usual * self._spread)

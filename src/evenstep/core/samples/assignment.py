@@ -1,4 +1,4 @@
-"""Who takes which part of a slice, so that a change of sizes leaves with each worker what it already holds.
+"""Assigns the parts of a slice to workers so that, after a change of sizes, each keeps what it already holds.
 
 An assignment is an int64 array `owners` of shape [slice length]: the worker of each position of the slice.
 """
@@ -22,8 +22,8 @@ def reassign(owners: IntArray, sizes: IntArray) -> IntArray:
     """The assignment after a change of sizes; every worker keeps the first positions of its part.
 
     A worker whose size shrinks gives up its last positions, and the workers whose sizes grow take those, in order. So
-    only what must move moves (prefix sums would shift everybody's part when one size changes), and since it is a pure
-    function every worker computes it alike. `sizes` must sum to the length of the slice.
+    only what must move moves (prefix sums would shift everybody's part when one size changes). As a pure function it
+    gives the same result on every worker. `sizes` must sum to the length of the slice.
 
     >>> reassign(np.array([0, 0, 0, 1, 1, 2]), np.array([1, 2, 3])).tolist()
     [0, 2, 2, 1, 1, 2]
@@ -43,10 +43,10 @@ def part_of(owners: IntArray, worker: int, start: int) -> tuple[int, ...]:
 
 
 def slice_sizes(sizes: IntArray, length: int, minimum: int, *, even: bool = False) -> IntArray:
-    """The sizes for a slice of that many samples: the planned ones, or others in their proportion.
+    """The sizes for a slice of `length` samples: the planned sizes, or others in their proportion.
 
-    With `even` no worker gets nothing if there is a sample for each. Only the lists of a user's batch sampler are ever
-    longer than the planned sizes together.
+    With `even` every worker gets a sample if there are enough. Only the lists of a user's batch sampler are ever longer
+    than the planned sizes together.
 
     >>> slice_sizes(np.array([4, 4, 8, 16]), 9, minimum=2, even=True).tolist()
     [2, 2, 2, 3]
@@ -66,8 +66,8 @@ def slice_sizes(sizes: IntArray, length: int, minimum: int, *, even: bool = Fals
 def short_slice_sizes(sizes: IntArray, length: int, minimum: int) -> IntArray:
     """The sizes for a slice that is shorter than the sum of the planned sizes, in their proportion.
 
-    Each worker gets nothing, or at least `minimum` samples wherever that is possible (a batch norm needs two), and
-    never more than its planned size. Multiples do not bind here.
+    Each worker gets nothing, or at least `minimum` samples where possible (a batch norm needs two), and never more than
+    its planned size. Multiples do not apply here.
 
     >>> short_slice_sizes(np.array([4, 4, 8, 16]), 5, minimum=2).tolist()
     [0, 0, 2, 3]

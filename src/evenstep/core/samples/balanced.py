@@ -1,7 +1,7 @@
-"""Who takes which samples of a slice when samples cost differently, so that all workers finish together.
+"""Divides a slice whose samples differ in cost among the workers, so that all finish together.
 
 The predicted time of a worker is the cost of its samples over its speed, in any units that are the same for all
-workers. A time per sample is part of each sample's cost.
+workers. A fixed time per sample is part of each sample's cost.
 """
 
 from heapq import heapify, heappop, heapreplace
@@ -12,10 +12,8 @@ import numpy as np
 from evenstep.core.values import IntArray
 
 _FREE: Final = -1
-_CLOSE_ENOUGH: Final = 1.002
 _SMALL: Final = 16
-_STEPS_A_WORKER: Final = 4
-_PARTNERS: Final = 4
+"""Samples that cost less than a 16th of what a worker lacks are dealt many at a time, which is faster."""
 
 
 def balanced(
@@ -25,23 +23,30 @@ def balanced(
     lower: IntArray,
     upper: IntArray,
     owners: IntArray | None = None,
+    precision: float = 0.002,
+    steps: int = 4,
+    partners: int = 4,
 ) -> IntArray:
-    """Share samples out so that the latest predicted time is short: largest first, then exchanges of two workers.
+    """Divide samples so that the latest predicted time is short: largest first, then exchanges between two workers.
 
     The sample that costs most goes to the worker that is furthest below the cost at which all end together, and so on
     (LPT, Graham 1969, with targets for different speeds). Then the latest worker gives a sample to one of the earliest,
-    or exchanges one for another, as long as this helps. Sums and targets are integers, and so the result is the same on
-    every processor. Scheduling of this kind is NP-hard: this is no exact solution. On random slices of eight samples
-    a worker or more, none of which costs more than half of what the slowest worker computes, it is within 2 % of a
-    lower bound (tested).
+    or exchanges one for another, as long as this helps. Sums and targets are integers, so the result is the same on
+    every processor. Scheduling of this kind is NP-hard, and this solution is not exact. On random slices with eight or
+    more samples per worker, none of which costs more than half of what the slowest worker computes, it is within 2 % of
+    a lower bound (tested).
 
     Args:
         costs: The cost of each sample, int64 of shape [slice], 1 to 2^31.
         speeds: Cost that each worker computes in a unit of time, int64 of shape [workers], >= 1 where `upper` is.
         lower: The fewest samples of each worker, int64 of shape [workers].
         upper: The most samples of each worker, int64 of shape [workers]. Some counts within both must sum to the slice.
-        owners: The present assignment, if there is one: each worker keeps those of its samples that fit, the
-            ones that cost most first, so that little of what it has fetched is in vain.
+        owners: The present assignment, if there is one: each worker keeps those of its samples that fit, the costliest
+            first, so that little of what it has fetched is wasted.
+        precision: Exchanges end when the latest worker takes longer only by this fraction than if all ended together;
+            times of iterations differ by more.
+        steps: The most exchanges for each worker, so that the time of the search grows with workers and samples.
+        partners: The number of workers that are tried for each exchange, the earliest first.
 
     Returns:
         The worker of each sample, int64 of shape [slice].
@@ -55,18 +60,18 @@ def balanced(
     dealt = np.full(len(costs), _FREE) if owners is None else _kept(costs, largest_first, owners, targets, upper)
     _deal(costs, largest_first, dealt, targets, upper)
     _give_minimum(costs, dealt, lower)
-    _exchange(costs, dealt, speeds, lower, upper)
+    _exchange(costs, dealt, speeds, lower, upper, precision=precision, steps=steps * len(speeds), partners=partners)
     return dealt
 
 
 def _targets(whole: int, speeds: IntArray) -> list[int]:
-    """The cost at which each worker would end when all others do, rounded down."""
+    """The cost at which each worker would end together with all others, rounded down."""
     speed = max(int(speeds.sum()), 1)
     return [own * whole // speed for own in speeds.tolist()]
 
 
 def _kept(costs: IntArray, largest_first: IntArray, owners: IntArray, targets: list[int], upper: IntArray) -> IntArray:
-    """The assignment with only the samples that fit into the targets of the workers that have them."""
+    """The assignment with only the samples that fit into their workers' targets."""
     kept = np.full_like(owners, _FREE)
     of_order = owners[largest_first]
     for worker, target in enumerate(targets):
@@ -78,8 +83,8 @@ def _kept(costs: IntArray, largest_first: IntArray, owners: IntArray, targets: l
 def _deal(costs: IntArray, largest_first: IntArray, dealt: IntArray, targets: list[int], upper: IntArray) -> None:
     """Give the free samples to the workers that are furthest below their targets.
 
-    Large samples are dealt one by one, then many at a time as long as they are small against what each worker still
-    lacks, so that the next ones make good what is rounded, and the last ones one by one again.
+    Large samples are dealt one by one, then many at a time while they are small compared to what each worker still
+    lacks, so that later ones compensate for rounding, and the last ones one by one again.
     """
     workers, goals = len(targets), np.array(targets)
     free = largest_first[dealt[largest_first] == _FREE]
@@ -97,7 +102,7 @@ def _deal(costs: IntArray, largest_first: IntArray, dealt: IntArray, targets: li
             take(chosen, _one_by_one(costs[chosen] * workers, loads - goals, upper - counts))
         half = free[: len(free) // 2]
         if len(half) > workers and costs[half[0]] * _SMALL <= (wanted := goals - loads).min():
-            given = _cut(costs[half], wanted)
+            given = consecutive(costs[half], wanted)
             if (counts + np.bincount(given, minlength=workers) <= upper).all():
                 take(half, given)
                 free, large = free[len(half) :], 0
@@ -105,8 +110,8 @@ def _deal(costs: IntArray, largest_first: IntArray, dealt: IntArray, targets: li
         large = len(free)
 
 
-def _cut(costs: IntArray, wanted: IntArray) -> IntArray:
-    """The workers of consecutive samples, with cost in proportion to what is wanted, within one sample."""
+def consecutive(costs: IntArray, wanted: IntArray) -> IntArray:
+    """The workers of consecutive samples, with costs in proportion to `wanted` to within one sample."""
     ends, passed = np.cumsum(wanted), np.cumsum(costs)
     # Quotients of float64 are rounded alike on every processor.
     given: IntArray = np.searchsorted(ends / ends[-1], (2 * passed - costs) / (2 * passed[-1]), side="right")
@@ -114,7 +119,7 @@ def _cut(costs: IntArray, wanted: IntArray) -> IntArray:
 
 
 def _one_by_one(steps: IntArray, distances: IntArray, room: IntArray) -> IntArray:
-    """The worker of each sample: the one with the least distance from its target that has room, lowest rank first.
+    """The worker of each sample: of those with room, the one nearest its target, lowest rank first.
 
     `steps` are costs times the number of workers: a distance and a rank make one integer, which a heap compares faster
     than a pair.
@@ -134,7 +139,7 @@ def _one_by_one(steps: IntArray, distances: IntArray, room: IntArray) -> IntArra
 
 
 def _totals(costs: IntArray, dealt: IntArray, workers: int) -> tuple[IntArray, IntArray]:
-    """How many samples each worker has, and their cost."""
+    """The number of samples of each worker, and their cost."""
     has = dealt != _FREE
     loads = np.zeros(workers, dtype=np.int64)
     np.add.at(loads, dealt[has], costs[has])
@@ -142,7 +147,7 @@ def _totals(costs: IntArray, dealt: IntArray, workers: int) -> tuple[IntArray, I
 
 
 def _give_minimum(costs: IntArray, dealt: IntArray, lower: IntArray) -> None:
-    """Move the samples that cost least to workers that have too few of them."""
+    """Move the cheapest samples to workers that have too few samples."""
     counts = np.bincount(dealt, minlength=len(lower))
     while (lacking := np.flatnonzero(counts < lower)).size:
         spare = np.flatnonzero((counts > lower)[dealt])
@@ -152,24 +157,34 @@ def _give_minimum(costs: IntArray, dealt: IntArray, lower: IntArray) -> None:
         dealt[moved] = lacking[0]
 
 
-def _exchange(costs: IntArray, dealt: IntArray, speeds: IntArray, lower: IntArray, upper: IntArray) -> None:
-    """Let the latest worker give to one of the earliest, as long as the later of the two then ends earlier."""
+def _exchange(
+    costs: IntArray,
+    dealt: IntArray,
+    speeds: IntArray,
+    lower: IntArray,
+    upper: IntArray,
+    *,
+    precision: float,
+    steps: int,
+    partners: int,
+) -> None:
+    """Let the latest worker give to one of the earliest, while the later of the two then ends earlier."""
     workers = len(speeds)
     counts, loads = _totals(costs, dealt, workers)
     pace = np.maximum(speeds, 1)
-    goal = _CLOSE_ENOUGH * float(loads.sum()) / float(pace.sum())
-    for _ in range(_STEPS_A_WORKER * workers):
+    goal = (1.0 + precision) * float(loads.sum()) / float(pace.sum())
+    for _ in range(steps):
         ends = loads / pace
         order = np.argsort(ends, kind="stable")
         late = int(order[-1])
         if ends[late] <= goal:
             return
-        for early in order[: min(_PARTNERS, workers - 1)].tolist():
+        for early in order[: min(partners, workers - 1)].tolist():
             pair = _best_exchange(
                 np.flatnonzero(dealt == late),
                 np.flatnonzero(dealt == early),
                 costs,
-                # What makes both end together, and what makes the early one end as late as the late one did.
+                # The cost with which both end together, and that with which the early one ends when the late one did.
                 fitting=(int(pace[early]) * int(loads[late]) - int(pace[late]) * int(loads[early]))
                 / int(pace[early] + pace[late]),
                 most=float(ends[late]) * int(pace[early]) - int(loads[early]),
@@ -190,17 +205,11 @@ def _exchange(costs: IntArray, dealt: IntArray, speeds: IntArray, lower: IntArra
 
 
 def fitted(owners: IntArray, memory: IntArray, room: IntArray, *, lower: IntArray, upper: IntArray) -> IntArray:
-    """An assignment in which no worker has more than it holds, where moving single samples can bring that about.
+    """An assignment in which no worker has more than it holds, if moving single samples can achieve that.
 
     A worker that has too much gives its smallest sample that is enough, or else its largest, to the worker that has
-    most room left.
-
-    Args:
-        owners: The worker of each sample, int64 of shape [slice].
-        memory: What each sample takes, int64 of shape [slice].
-        room: The memory of each worker, int64 of shape [workers].
-        lower: As of `balanced`.
-        upper: As of `balanced`.
+    most room left. `memory` is that of each sample, int64 of shape [slice], and `room` that of each worker, int64 of
+    shape [workers]; the other arguments are those of `balanced`.
     """
     owners = owners.copy()
     counts, loads = _totals(memory, owners, len(room))

@@ -17,7 +17,7 @@ class Slice:
 
     @property
     def length(self) -> int:
-        """How many positions the slice has."""
+        """The number of positions in the slice."""
         return self.stop - self.start
 
 
@@ -25,21 +25,21 @@ class Slice:
 class Ledger:
     """Cuts an epoch of `length` positions into slices of `global_batch_size` and hands each out exactly once.
 
-    It knows nothing of workers, so an epoch may continue with any number of them. The slices never depend on batch
+    It knows nothing about workers, so an epoch may continue with any number of them. The slices never depend on batch
     sizes: with a barrier the sizes change the clock, never the mathematics.
 
     Args:
         length: Positions in the epoch, at least 1.
         global_batch_size: Positions in a slice, at least 1; the last slice holds what is left.
         drop_last: Leave out a last slice that is shorter than the others.
-        iteration: How many slices have been handed out already.
-        ends: Where the slices end, int64 of shape [slices], if the user's batch sampler made them.
+        iteration: The number of slices handed out already.
+        ends: The ends of the slices, int64 of shape [slices], if the user's batch sampler made them.
         even: No worker may be without samples: if the last slice would be shorter than the others, it and the one
-            before it are cut in the middle. They do not depend on the number of workers, so an epoch may still continue
-            with another one.
+            before it are divided in the middle. The cut does not depend on the number of workers, so an epoch may still
+            continue with another number.
 
     Raises:
-        ConfigError: No slice is left to hand out at all, or a number is out of range.
+        ConfigError: There is no slice to hand out at all, or a number is out of range.
     """
 
     def __init__(
@@ -79,23 +79,14 @@ class Ledger:
         """The slice of an iteration, or None past the last one."""
         if not 0 <= iteration < self.iterations:
             return None
-        start, stop = self._begin(iteration), self._begin(iteration + 1)
+        if self._ends is not None:
+            start, stop = self._ends[iteration - 1] if iteration else 0, self._ends[iteration]
+        else:
+            start = min(iteration * self.global_batch_size, self._last)
+            end = self._last if iteration < self.iterations - 1 else self.length
+            stop = min(start + self.global_batch_size, end)
         return Slice(iteration=iteration, start=start, stop=stop)
 
-    def _begin(self, iteration: int) -> int:
-        if self._ends is not None:
-            return self._ends[iteration - 1] if iteration else 0
-        if iteration == self.iterations:
-            return min(self._begin(iteration - 1) + self.global_batch_size, self.length)
-        return self._last if iteration == self.iterations - 1 else iteration * self.global_batch_size
-
-    def take(self) -> Slice | None:
-        """Hand out the next slice, or None when the epoch is over."""
-        taken = self.slice(self.iteration)
-        if taken is not None:
-            self.iteration += 1
-        return taken
-
     def skip(self) -> None:
-        """The next slice, which there is, has been handed out."""
+        """Count the next slice, which must exist, as handed out."""
         self.iteration += 1

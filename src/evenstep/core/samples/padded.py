@@ -1,4 +1,4 @@
-"""Who takes which samples of a slice when every batch is padded to its longest sample.
+"""Divides a slice among the workers when every batch is padded to its longest sample.
 
 The predicted time of a worker is n * longest / speed for n samples, in any units that are the same for
 all workers.
@@ -12,7 +12,7 @@ from evenstep.core.values import IntArray
 
 _NO_LIMIT: Final = 2**62
 _CLOSE_ENOUGH: Final = 1000
-"""Times are searched up to this part (one in 1000)."""
+"""Times are searched with this relative precision (one in 1000)."""
 
 
 def balanced_padded(
@@ -24,24 +24,15 @@ def balanced_padded(
     memory: IntArray | None = None,
     room: IntArray | None = None,
 ) -> IntArray:
-    """Share samples out so that the latest predicted time is short, with samples of like length on each worker.
+    """Divide samples so that the latest predicted time is short, with samples of similar length on each worker.
 
-    The samples are sorted, and each worker has neighbours in this order, the fastest one the longest: a slow worker
-    with one long sample would pad all others to it. The least time in which every sample has a worker is found by
-    bisection.
+    The samples are sorted, and each worker has neighbours in this order, the fastest worker the longest: a slow worker
+    with one long sample would pad all others to its length. The least time in which every sample has a worker is found
+    by bisection.
 
-    Args:
-        costs: The cost of a padded sample that is as long as each one, int64 of shape [slice], 1 to 2^31.
-        speeds: Cost that each worker computes in a unit of time, int64 of shape [workers], >= 1 where `upper` is.
-        lower: The fewest samples of each worker, int64 of shape [workers].
-        upper: The most samples of each worker, int64 of shape [workers]. Some counts within both must sum to the slice.
-        memory: What each sample takes when it is the longest, in the order of `costs`, int64 of shape [slice]; None:
-            its cost.
-        room: The memory of each worker, int64 of shape [workers]; None if it is not limited. It is exceeded only if the
-            slice does not fit otherwise in this order.
-
-    Returns:
-        The worker of each sample, int64 of shape [slice].
+    Arguments and result are those of `balanced`, with costs without further padding. If a sample is the longest, it
+    takes its `memory` (None: its cost) for each of a worker's samples. The `room` of each worker, int64 of shape
+    [workers], is exceeded only if the slice does not fit otherwise in this order; None: it is not limited.
 
     >>> some = {"lower": np.array([1, 1]), "upper": np.array([9, 9])}
     >>> balanced_padded(np.array([9, 1, 2, 1, 3, 3]), np.array([1, 1]), **some).tolist()
@@ -55,7 +46,7 @@ def balanced_padded(
     workers = list(zip(*(each[fastest_first].tolist() for each in (speeds, lower, upper, room)), strict=True))
     if _counts(sorted_costs, taken, workers, _NO_LIMIT, 1) is None:
         workers = [(*each[:3], _NO_LIMIT) for each in workers]
-    # A whole number of `_CLOSE_ENOUGH`-ths of the time that all would need without padding.
+    # In units of a `_CLOSE_ENOUGH`-th of the time that all would need without padding.
     work, speed = sum(sorted_costs), max(int(speeds.sum()), 1) * _CLOSE_ENOUGH
     low, high = 0, _CLOSE_ENOUGH
     while (counts := _counts(sorted_costs, taken, workers, high * work, speed)) is None:
@@ -75,7 +66,7 @@ def balanced_padded(
 def _counts(
     costs: list[int], memory: list[int], workers: list[tuple[int, int, int, int]], time: int, unit: int
 ) -> list[int] | None:
-    """How many of the sorted samples each worker takes, to end within time / unit; None if some are left over."""
+    """The number of sorted samples that each worker takes to end within time / unit; None if some are left over."""
     counts: list[int] = []
     begin, length = 0, len(costs)
     needed, open_places = sum(each[1] for each in workers), sum(each[2] for each in workers)

@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import ClassVar, Final, final
+from typing import ClassVar, final
 
 from evenstep.core.sync.base import Command, Commit, Push, SyncPolicy
 from evenstep.core.sync.roster import Roster
-
-_BOUND: Final = 0
 
 
 @final
@@ -24,7 +22,7 @@ class BarrierPolicy(SyncPolicy):
         self._pushes: list[Push] = []
 
     def on_join(self, worker: int, now: float) -> list[Command]:
-        return [self._roster.join(worker, now, bound=_BOUND)]
+        return [self._roster.join(worker, now, bound=0)]
 
     def on_push(self, push: Push, now: float) -> list[Command]:
         self._roster.push(push, now)
@@ -41,7 +39,7 @@ class BarrierPolicy(SyncPolicy):
         return self._roster.waited_for()
 
     def _commit_if_complete(self, now: float) -> list[Command]:
-        releases = self._roster.release_up_to(_BOUND, now, bound=_BOUND)
+        releases = self._roster.release_up_to(0, now, bound=0)
         if not releases and len(self._roster):
             return []  # Some workers still run.
         commands: list[Command] = []

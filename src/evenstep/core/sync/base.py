@@ -1,9 +1,9 @@
 """The interface of the question *how far ahead*, and the events and commands that pass through it."""
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, TypeAlias, final
+from typing import Final, Protocol, TypeAlias, final
 
-from evenstep.core.groups import Groups
+from evenstep.core.groups import Regroup
 from evenstep.core.values import State
 
 # Records made for each push are not frozen, because that takes three times as long to construct: `Final` stands for it.
@@ -12,13 +12,13 @@ from evenstep.core.values import State
 @final
 @dataclass(slots=True, unsafe_hash=True)
 class Push:
-    """The gradients of one iteration of a worker have arrived completely.
+    """All gradients of one worker's iteration have arrived.
 
     Attributes:
         worker: rank.
-        iteration: number of this worker's push, which rises by one; it identifies the push together with the worker.
-        samples: training samples that the gradients were computed on. 0 for an empty push (a skipped step), which
-            counts as an iteration and changes nothing.
+        iteration: number of this worker's push, which rises by one; with the worker it identifies the push.
+        samples: number of training samples that the gradients were computed on. 0 for an empty push (a skipped step),
+            which counts as an iteration and changes nothing.
         units: weight within a commit: the samples, or the script's own count.
         share: samples over the global batch size.
         version: version of the weights that the gradients were computed on.
@@ -49,12 +49,12 @@ class Commit:
 @final
 @dataclass(slots=True, unsafe_hash=True)
 class Release:
-    """Let this worker start its next iteration, on the weights after all commits before this command.
+    """Let this worker start its next iteration on the weights after all commits that precede this command.
 
     Attributes:
         worker: rank.
         lead: the worker's lead now.
-        bound: largest lead that was allowed; None for no bound.
+        bound: largest allowed lead; None for no bound.
         held_seconds: time since the worker's push; 0 after a join.
     """
 
@@ -64,27 +64,19 @@ class Release:
     held_seconds: Final[float]
 
 
-@final
-class Regroup(NamedTuple):
-    """From now on these are the groups, each of which takes every iteration together; `reason` is one sentence."""
-
-    groups: Groups
-    reason: str
-
-
 Command: TypeAlias = Commit | Release | Regroup
 
 
 class SyncPolicy(Protocol):
     """Decides when pushes are committed and which workers may run.
 
-    Times are seconds of any clock that does not go back. The driver carries out commands in their order, before the
-    next event. A worker is *running* from its release to its push, and *held* from its push to its release. Its `lead`
-    is its iterations minus those of the slowest worker that has joined. While any worker has joined, one is running.
+    Times are seconds of any monotonic clock. The driver carries out commands in their order, before the next event. A
+    worker is *running* from its release to its push, and *held* from its push to its release. Its `lead` is its number
+    of iterations minus that of the slowest joined worker. While any worker has joined, one is running.
     """
 
     def on_join(self, worker: int, now: float) -> list[Command]:
-        """A worker joins, level with the slowest; the commands release it.
+        """A worker joins, level with the slowest, and the commands release it.
 
         Raises:
             ProtocolError: The worker has joined already.
@@ -105,14 +97,14 @@ class SyncPolicy(Protocol):
         """
 
     def waited_for(self) -> list[int]:
-        """The running workers that held ones wait for, ascending. Takes time proportional to the workers."""
+        """The running workers that held ones wait for, ascending. Takes time proportional to the number of workers."""
 
     def state_dict(self) -> State:
-        """What a new policy needs, besides the joins of its workers, to decide as this one: numbers and lists."""
+        """The state that, with the joins of its workers, makes a new policy decide like this one: numbers and lists."""
         return {}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue where the given state was taken. Called before any worker joins; leads start from 0."""
+        """Continue from the given state. Called before any worker joins; leads start from 0."""
         return None
 
 
@@ -121,7 +113,7 @@ class Sync(Protocol):
 
     @property
     def in_step(self) -> bool:
-        """Whether an iteration is one slice of the epoch, shared by all workers or (after a `Regroup`) by a group."""
+        """True if an iteration is one slice of the epoch, shared by all workers or (after a `Regroup`) by a group."""
 
     def policy(self, workers: int) -> SyncPolicy:
-        """A new policy for a run of this many workers, none of which has joined."""
+        """Make a new policy for a run of this many workers, none of which has joined."""

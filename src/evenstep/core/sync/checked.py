@@ -1,21 +1,22 @@
-"""Checks what a user's own sync policy decides, before it is carried out."""
+"""Checks the decisions of a user's own sync policy before they are carried out."""
 
 from dataclasses import dataclass, field
 from typing import final
 
 from evenstep.core.errors import ConfigError
+from evenstep.core.groups import Regroup
 from evenstep.core.shown import shown
-from evenstep.core.sync.base import Command, Commit, Push, Regroup, Release, Sync, SyncPolicy
+from evenstep.core.sync.base import Command, Commit, Push, Release, Sync, SyncPolicy
 from evenstep.core.values import State
 
 _METHODS = ("on_join", "on_push", "on_leave", "waited_for", "state_dict", "load_state_dict")
 
 
 def sync_policy(sync: Sync, workers: int) -> SyncPolicy:
-    """A new policy, checked at every event if it is a user's: evenstep's own are held to it by tests.
+    """Make a new policy. A user's policy is checked at every event; evenstep's own are checked by tests.
 
     Raises:
-        ConfigError: What `sync` makes is no policy.
+        ConfigError: The result of `sync.policy` is not a policy.
     """
     policy = sync.policy(workers)
     if type(policy).__module__.startswith("evenstep."):
@@ -24,7 +25,7 @@ def sync_policy(sync: Sync, workers: int) -> SyncPolicy:
     if missing:
         raise ConfigError(
             f"policy() of the sync {type(sync).__name__} gave {shown(policy)}, which has no {missing[0]}(): return an"
-            " evenstep.SyncPolicy"
+            " evenstep.policies.SyncPolicy"
         )
     return CheckedSync(policy)
 
@@ -32,10 +33,10 @@ def sync_policy(sync: Sync, workers: int) -> SyncPolicy:
 @final
 @dataclass(slots=True)
 class CheckedSync(SyncPolicy):
-    """A policy that refuses commands of another which cannot be carried out, or after which no worker would run.
+    """Wraps another policy and refuses commands that cannot be carried out or after which no worker would run.
 
-    The error goes to the worker whose event it was. Every other worker gets it with its next event: the held ones are
-    released for that, since the other policy is not asked again.
+    The error goes to the worker whose event it was. Every other worker gets it with its next event. Held workers are
+    released for that, because the wrapped policy is not asked again.
     """
 
     _policy: SyncPolicy
@@ -48,9 +49,7 @@ class CheckedSync(SyncPolicy):
         self._require_sound()
         commands = self._policy.on_join(worker, now)
         self._held.add(worker)
-        self._check("on_join", commands)
-        self._require_sound()
-        return commands
+        return self._sound("on_join", commands)
 
     def on_push(self, push: Push, now: float) -> list[Command]:
         self._require_sound()
@@ -59,22 +58,19 @@ class CheckedSync(SyncPolicy):
         self._held.add(push.worker)
         if push.samples:
             self._uncommitted.add(push)
-        self._check("on_push", commands)
-        self._require_sound()
-        return commands
+        return self._sound("on_push", commands)
 
     def on_leave(self, worker: int, now: float) -> list[Command]:
         commands = [] if self._failure else self._policy.on_leave(worker, now)
         self._running.discard(worker)
         self._held.discard(worker)
-        if not self._failure:
-            self._check("on_leave", commands)
-        if not self._failure:
-            return commands
-        released: list[Command] = [Release(each, 0, None, 0.0) for each in sorted(self._held)]
-        self._running |= self._held
-        self._held.clear()
-        return released
+        try:
+            return self._sound("on_leave", commands)
+        except ConfigError:
+            released: list[Command] = [Release(each, 0, None, 0.0) for each in sorted(self._held)]
+            self._running |= self._held
+            self._held.clear()
+            return released
 
     def waited_for(self) -> list[int]:
         return self._policy.waited_for()
@@ -85,17 +81,20 @@ class CheckedSync(SyncPolicy):
     def load_state_dict(self, state: State) -> None:
         self._policy.load_state_dict(state)
 
-    def _check(self, event: str, commands: object) -> None:
-        wrong = self._wrong(commands)
+    def _sound(self, event: str, commands: list[Command]) -> list[Command]:
+        """The commands if they are valid and all earlier ones were."""
+        wrong = None if self._failure else self._wrong(commands)
         if wrong is not None:
             self._failure = f"{event}() of the sync policy {type(self._policy).__name__} {wrong}"
+        self._require_sound()
+        return commands
 
     def _require_sound(self) -> None:
         if self._failure:
             raise ConfigError(self._failure)
 
     def _wrong(self, commands: object) -> str | None:
-        """What is wrong with the commands, and what to do about it."""
+        """The fault in the commands and its remedy; None if they are valid."""
         if not isinstance(commands, list):
             return f"gave {shown(commands)}: return a list of commands"
         for command in commands:

@@ -1,4 +1,4 @@
-"""DSSP: a bound that moves between two limits, so that the fastest worker waits where it waits least."""
+"""DSSP: a bound that moves between two limits, so that the fastest worker waits at the lead where it waits least."""
 
 from dataclasses import dataclass
 from typing import ClassVar, cast, final
@@ -14,11 +14,11 @@ class DynamicPolicy(SyncPolicy):
     """Dynamic stale synchronous parallel (Zhao et al., ICDCS 2019), Algorithm 1; Algorithm 2 is `extra_iterations`.
 
     A worker is released at lead <= `lower`, as under SSP. Beyond that the fastest worker asks the controller for r*
-    extra iterations. While it has some, each push is answered by a release, also when it is no longer the fastest.
+    extra iterations. While it has some, each push is answered by a release, even when it is no longer the fastest.
     Without any it is held until its lead is `lower` again.
 
-    docs/schemes/dssp.md lists the deviations from Algorithm 1 as printed. With `bounded` False the limit of the lead is
-    lifted, and a held worker is released at any lead after the slowest's next push, as Fig. 2 draws it.
+    docs/schemes/dssp.md lists the deviations from Algorithm 1 as printed. With `bounded` False the lead is not limited,
+    and a held worker is released at any lead after the slowest's next push, as drawn in Fig. 2.
 
     Intervals outlast a leave and a checkpoint; extra iterations do not.
     """
@@ -95,7 +95,7 @@ class DynamicPolicy(SyncPolicy):
 def extra_iterations(
     *, interval_seconds: float, slowest_interval_seconds: float, slowest_due_seconds: float, most: int, allowed: int
 ) -> int:
-    """How many more iterations the fastest worker should do before it waits: r* of DSSP's Algorithm 2.
+    """The number of further iterations of the fastest worker before it waits: r* of DSSP's Algorithm 2.
 
     With the present as the origin of time, p the fastest worker and s the slowest:
 
@@ -103,7 +103,7 @@ def extra_iterations(
         Sim_s[k] = due + k * I_s      when s is expected to push next, and k pushes later
         r* = the r of the pair (k, r) in [0, most]^2 with the least |Sim_s[k] - Sim_p[r]|
 
-    At r* a push of p and one of s are expected closest together, so that p waits least. The difference counts alike
+    At r* a push of p and one of s are expected closest together, so that p waits least. The difference counts the same
     whichever is later.
 
     Deviations (docs/schemes/dssp.md): the smallest r wins a tie, an interval is from release to push, and r is at most
@@ -137,7 +137,7 @@ def extra_iterations(
 class Dynamic:
     """DSSP: a worker is released at a lead of `lower` to `upper` iterations, where the least wait is predicted.
 
-    0 <= `lower` <= `upper`. With `bounded` False nothing bounds the lead, as we infer of the paper's Table I.
+    0 <= `lower` <= `upper`. With `bounded` False nothing bounds the lead, as we infer from the paper's Table I.
     """
 
     in_step: ClassVar = False

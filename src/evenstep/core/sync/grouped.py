@@ -1,21 +1,16 @@
-"""Grouped servers: a barrier inside each group, and any other policy between groups, to which a group is a worker."""
+"""Grouped servers: a barrier inside each group, and between groups any other policy, which sees groups as workers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import ClassVar, Final, cast, final
+from typing import ClassVar, cast, final
 
 from evenstep.core.errors import ProtocolError
-from evenstep.core.groups import ByRank, Grouping, Groups, IterationTimes, Reformed
+from evenstep.core.groups import ByRank, Grouping, Groups, IterationTimes, Regroup
 from evenstep.core.sync.barrier import BarrierPolicy
-from evenstep.core.sync.base import Command, Commit, Push, Regroup, Release, Sync, SyncPolicy
+from evenstep.core.sync.base import Command, Commit, Push, Release, Sync, SyncPolicy
 from evenstep.core.sync.bounded import Unbounded
 from evenstep.core.values import State
-
-_RECONSIDER_PUSHES: Final = 5
-"""Groups are reconsidered after this many pushes per worker."""
-_WHOLE: Final = 0.9
-"""An iteration with less than this fraction of its group's largest part was cut short by the end of its pass."""
 
 
 @dataclass(slots=True)
@@ -24,9 +19,9 @@ class _Group:
 
     Attributes:
         pushed: seconds and samples of the members that have pushed in the current iteration.
-        arrived: the group has pushed, or just joined, and its parent has not released it.
-        most: the largest part of the global batch that it took in an iteration, relative to its number of members.
-        folded: the pushes that each push of the group to its parent consists of, by iteration.
+        arrived: the group has pushed or just joined, and its parent has not released it yet.
+        most: the largest part of the global batch taken in an iteration, relative to the number of members.
+        folded: the members' pushes of which each push of the group to its parent consists, by iteration.
         latest: the parent's last release of the group.
     """
 
@@ -48,19 +43,25 @@ class GroupedPolicy(SyncPolicy):
     releases the group, all its members are released on the same weights. One group of all workers is a barrier, and
     groups of one worker each are the parent's policy.
 
-    The paper does not say how workers are assigned, nor when that changes: `grouping` does. If no worker is in a pass,
-    new groups are formed at once. Otherwise they are formed by one barrier across all groups, each of which is held
-    until all have arrived, and leads restart from 0.
+    The paper does not say how workers are assigned, nor when that changes: `grouping` decides. If no worker is in a
+    pass, new groups are formed at once. Otherwise they are formed by one barrier across all groups, each of which is
+    held until all have arrived, and leads restart from 0.
 
     A worker that joins takes part in its group's current iteration. A release's lead and bound are its group's.
+
+    Groups are reconsidered after `patience` pushes per worker. An iteration with less than the fraction `whole` of its
+    group's largest part was cut short by the end of its pass, and its times do not count.
     """
 
-    def __init__(self, *, workers: int, grouping: Grouping, across: Sync) -> None:
+    def __init__(
+        self, *, workers: int, grouping: Grouping, across: Sync, patience: int = 5, whole: float = 0.9
+    ) -> None:
+        self._patience, self._whole = patience, whole
         self._workers = workers
         self._grouping = grouping
         self._across_part = across
         self._told = False  # Whether a Regroup was issued.
-        self._next: Reformed | None = None  # To be formed once all groups have arrived.
+        self._next: Regroup | None = None  # Formed once all groups have arrived.
         self._since: dict[int, float] = {}  # Time of each joined worker's last release, or of its join or push.
         self._times = IterationTimes()
         self._unconsidered = 0  # Pushes since groups were last reconsidered.
@@ -73,17 +74,17 @@ class GroupedPolicy(SyncPolicy):
         self._group_of = {worker: number for number, ranks in enumerate(groups) for worker in ranks}
         self._across = self._across_part.policy(len(groups))
 
-    def _form(self, groups: Groups, reason: str) -> Command:
-        self._make(groups)
+    def _form(self, regroup: Regroup) -> Command:
+        self._make(regroup.groups)
         self._told = True
-        return Regroup(groups, reason)
+        return regroup
 
     # Events.
 
     def on_join(self, worker: int, now: float) -> list[Command]:
         commands: list[Command] = []
-        if not self._since and (reformed := self._reconsider()) is not None:
-            commands.append(self._form(*reformed))
+        if not self._since and (regroup := self._reconsider()) is not None:
+            commands.append(self._form(regroup))
         if not self._told:
             self._told = True
             commands.append(Regroup(self._ranks, "as the run begins"))
@@ -145,20 +146,20 @@ class GroupedPolicy(SyncPolicy):
             iteration=group.iterations,
             samples=sum(push.samples for push in pushes),
             units=sum(push.units for push in pushes),
-            # One group of all workers is a barrier, whose short last slice counts as a whole one.
+            # One group of all workers is a barrier, where a short last slice counts as a whole one.
             share=1.0 if len(self._groups) == 1 else share,
             version=min((push.version for push in pushes), default=0),
         )
-        if self._next is None and self._unconsidered >= _RECONSIDER_PUSHES * len(self._since):
+        if self._next is None and self._unconsidered >= self._patience * len(self._since):
             self._next = self._reconsider()
         return self._from_parent(self._across.on_push(whole, now), now)
 
     def _observe(self, group: _Group, share: float) -> None:
-        """Note the members' times of an iteration, unless the end of a pass has cut it short."""
+        """Record the members' times of an iteration, unless the end of a pass has cut it short."""
         pushed, group.pushed = group.pushed, {}
         part = share * len(self._since) / len(pushed) if pushed else 0.0
         group.most = max(group.most, part)
-        if part >= _WHOLE * group.most:
+        if part >= self._whole * group.most:
             for worker, (seconds, samples) in pushed.items():
                 self._times.observe(worker, seconds, samples)
 
@@ -180,7 +181,7 @@ class GroupedPolicy(SyncPolicy):
         return commands
 
     def _release(self, worker: int, whole: Release, now: float) -> Release:
-        """The release of a member of the group that `whole` releases."""
+        """The release of one member of the group that `whole` releases."""
         held_seconds = now - self._since[worker]
         self._since[worker] = now
         return Release(worker, whole.lead, whole.bound, held_seconds)
@@ -196,8 +197,8 @@ class GroupedPolicy(SyncPolicy):
 
     # New groups.
 
-    def _reconsider(self) -> Reformed | None:
-        """Other groups, if the speeds of all joined workers are known and justify them."""
+    def _reconsider(self) -> Regroup | None:
+        """New groups, if the speeds of all joined workers are known and justify them."""
         self._unconsidered = 0
         seconds = self._times.estimate(self._since, self._workers)
         return None if seconds is None else self._grouping.reform(self._ranks, seconds)
@@ -210,7 +211,7 @@ class GroupedPolicy(SyncPolicy):
         for number in self._joined():
             # A parent may hold back pushes until groups that have just joined have pushed.
             commands += self._from_parent(self._across.on_leave(number, now), now)
-        commands.append(self._form(*self._next))
+        commands.append(self._form(self._next))
         self._next = None
         for worker in sorted(self._since):
             group = self._groups[self._group_of[worker]]

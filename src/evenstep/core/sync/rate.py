@@ -1,28 +1,26 @@
-"""What an optimizer does with an asynchronous commit: how rate, gradient and the weights sent out follow staleness.
+"""An optimizer's treatment of asynchronous commits: how rate, gradient and the weights sent out follow staleness.
 
-Knows torch's optimizers by the names of their options alone.
+Knows torch's optimizers only by the names of their options.
 """
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple, cast
 
-from evenstep.core.errors import ConfigError
-
 RATES: Final = ("share", "raw")
-"""The rules: ours, which is the default; and the options as they are, to reproduce papers."""
+"""The rules: ours (the default), and the unchanged options, to reproduce papers."""
 
 _DAMPED_PART: Final = 0.3
-"""The part of momentum's gain that one global batch of staleness takes back, except under SGD."""
+"""The part of momentum's gain that one global batch of staleness removes, except under SGD."""
 _COMPENSATION: Final = 3.0
-"""Per unit of a weight."""
+"""Compensation per unit of a weight."""
 _OF_SGD: Final = frozenset({"lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"})
 """The options of torch's SGD, the only one of its optimizers that has a dampening."""
 
 
-class Step(NamedTuple):
-    """How a param group takes a commit.
+class RatedStep(NamedTuple):
+    """The step of a param group for a commit.
 
-    With g the gradient, w the weights that the commit meets and v those that g was computed on, element by element:
+    With g the gradient, w the weights at the commit and v those that g was computed on, element by element:
 
         G = gradient_factor * (g + compensation * |g| * (w - v))
 
@@ -37,38 +35,33 @@ class Step(NamedTuple):
 
 def commit_step(
     options: Mapping[str, object], *, share: float, behind: float, commits: int = 0, rule: str = "share"
-) -> Step:
-    """What an optimizer is to use for one commit, in place of one param group's options, as torch names them.
+) -> RatedStep:
+    """The options, as torch names them, that an optimizer uses for one commit in place of a param group's.
 
     Source: ours, described in docs/schemes/asp.md. SGD with momentum mu takes a commit of share s, sigma global batches
-    behind, as Nesterov's method does whose momentum counts samples and not commits. With learning rate a and buffer b:
+    behind, like Nesterov's method with a momentum that counts samples, not commits. With learning rate a and buffer b:
 
         f = s / (1 + mu sigma),   b <- mu^s b + f g,   w <- w - a f g - a mu (1 - mu^s) / (1 - mu) b
 
-    It is Nesterov's step where s is 1 and sigma 0. The gradient is compensated as in Zheng et al., ICML 2017 (DC-ASGD),
+    At s = 1, sigma = 0 it is Nesterov's step. The gradient is compensated as in Zheng et al., ICML 2017 (DC-ASGD),
     with lambda |g| for the diagonal of the Hessian. Other rules that were tried: benchmarks/momentum_rules.py.
 
     With other optimizers the learning rate is multiplied by
 
         f = s / (1 + 0.3 sigma (gain - 1)),   gain = 1 / (1 - mu)
 
-    A commit that is small beside the n that it missed is only the part r = min(1, s n / sigma) of a step of Adam, whose
-    betas become beta^r (benchmarks/group_rates.py).
+    A commit that is small compared to the n that it missed is only the part r = min(1, s n / sigma) of an Adam step,
+    whose betas become beta^r (benchmarks/group_rates.py).
 
     Args:
-        options: `lr`, and of `momentum`, `dampening`, `betas`, `weight_decay` ... what the optimizer has.
-        share: The part of the global batch that the commit stands for, above 0. At 1 and 0 behind the options stay.
-        behind: Global batches that were committed between its pull and its push, 0 or more.
-        commits: How many commits those were, which is its staleness.
+        options: `lr`, and those of `momentum`, `dampening`, `betas`, `weight_decay` ... that the optimizer has.
+        share: The part of the global batch that the commit stands for, above 0. At 1 and `behind` 0 the options stay.
+        behind: Global batches committed between its pull and its push, 0 or more.
+        commits: The number of these commits, which is its staleness.
         rule: One of `RATES`; `raw` keeps the options.
-
-    Raises:
-        ConfigError: There is no such rule.
     """
-    if rule not in RATES:
-        raise ConfigError(f"there is no rate {rule!r}: use one of {', '.join(RATES)}")
     if rule == "raw" or (share, behind) == (1.0, 0.0):
-        return Step(dict(options))
+        return RatedStep(dict(options))
     if "dampening" in options and options.keys() <= _OF_SGD and _number(options, "momentum"):
         return _momentum_step(options, share, behind)
     new = dict(options)
@@ -76,11 +69,11 @@ def commit_step(
     part = min(1.0, share * commits / behind) if commits and behind else 1.0
     if "betas" in options and part < 1.0:
         new["betas"] = tuple(beta**part for beta in cast("tuple[float, ...]", options["betas"]))
-    return Step(new)
+    return RatedStep(new)
 
 
-def _momentum_step(options: Mapping[str, object], share: float, behind: float) -> Step:
-    """Of SGD with momentum."""
+def _momentum_step(options: Mapping[str, object], share: float, behind: float) -> RatedStep:
+    """The step of SGD with momentum."""
     rate, momentum = _number(options, "lr"), _number(options, "momentum")
     factor = share / (1.0 + momentum * behind)
     new = dict(options)
@@ -92,7 +85,7 @@ def _momentum_step(options: Mapping[str, object], share: float, behind: float) -
         # It only passes through the buffer, which carries a gradient mu times as far as both ways together.
         new["weight_decay"] = _number(options, "weight_decay") * factor / momentum
     uphill = -1.0 if options.get("maximize") else 1.0
-    return Step(
+    return RatedStep(
         new,
         factor,
         uphill * _COMPENSATION if behind else 0.0,
@@ -101,33 +94,33 @@ def _momentum_step(options: Mapping[str, object], share: float, behind: float) -
 
 
 def look_ahead(options: Mapping[str, object], commits: float, *, rule: str = "share") -> float:
-    """How far on to move the weights that a worker is given, along the momentum: weights - this * direction.
+    """How far to move the weights that a worker is given along the momentum: weights - this * direction.
 
-    The direction is SGD's and RMSprop's momentum buffer, or the step at rate 1 that Adam's two moments give. Momentum
-    alone takes the weights there in this many commits, so a worker computes its gradient about where it is committed.
+    The direction is SGD's and RMSprop's momentum buffer, or the step at rate 1 that Adam's two moments give. In this
+    many commits, momentum alone takes the weights there, so a worker computes its gradient about where it is committed.
 
     Source: Hakimi, Barkai, Gabel, Schuster, "Taming Momentum in a Distributed Asynchronous Environment", 2019 (DANA),
-    for SGD, which looks one commit of each worker ahead; we look over the commits that the worker's last push was stale
-    by, and keep one momentum for all. For Adam ours, by the same reasoning, with its second moment taken to stay.
+    for SGD, which looks one commit of each worker ahead; we look ahead by the staleness of the worker's last push, with
+    one momentum for all. For Adam ours, by the same reasoning, with its second moment assumed constant.
 
     Args:
-        options: As of the commits that are expected between this pull and the push that follows.
-        commits: How many are expected; 0 or more.
-        rule: As in `commit_step`; under `raw` nothing looks ahead.
+        options: As they are for the commits expected between this pull and the following push.
+        commits: The number of expected commits; 0 or more.
+        rule: As in `commit_step`; `raw` does not look ahead.
 
     Returns:
-        0 where there is no momentum.
+        The factor; 0 without momentum.
     """
     if rule == "raw":
         return 0.0
     momentum = cast("tuple[float, ...]", options["betas"])[0] if "betas" in options else _number(options, "momentum")
-    # Nesterov's steps are one power of the momentum shorter, beside their own gradient's.
+    # Nesterov's steps are one power of the momentum shorter, besides their own gradient's.
     first = momentum * (momentum if options.get("nesterov") else 1.0)
     return _number(options, "lr") * first * _steps(momentum, commits)
 
 
 def clip_factor(norm: float, most: float) -> float:
-    """What to multiply a gradient of this norm by, so that its norm is at most `most`, which is positive."""
+    """The factor that limits a gradient of this norm to a norm of at most `most`, which is positive."""
     return min(1.0, most / norm) if norm > 0 else 1.0
 
 
@@ -143,5 +136,5 @@ def _gain(options: Mapping[str, object]) -> float:
 
 
 def _number(options: Mapping[str, object], name: str) -> float:
-    """An option as a number, which may be a tensor; 0 where the optimizer has none of that name."""
+    """An option, which may be a tensor, as a number; 0 if the optimizer has no option of that name."""
     return cast("float", options.get(name, 0.0))

@@ -19,9 +19,9 @@ class _Member:
 
 @final
 class Roster:
-    """The workers that have joined, with their iterations. It checks events; policies decide whom to release.
+    """The joined workers and their iterations. It checks events; policies decide whom to release.
 
-    Every method except `waited_for` takes constant time, amortised over the pushes.
+    Every method except `waited_for` takes amortised constant time per push.
 
     Attributes:
         slowest, fastest: iterations of the slowest and the fastest worker, 0 without workers. Read-only.
@@ -55,7 +55,7 @@ class Roster:
         return Release(worker, 0, bound, 0.0)
 
     def push(self, push: Push, now: float) -> float:
-        """Count a running worker's push; returns how many seconds it ran. `release` or `hold` the worker next.
+        """Count a running worker's push; return the seconds that it ran. `release` or `hold` the worker next.
 
         Raises:
             ProtocolError: The worker has not joined, or is held.
@@ -87,11 +87,11 @@ class Roster:
         return seconds
 
     def lead(self, worker: int) -> int:
-        """Iterations of this worker, which has joined, minus the slowest's."""
+        """Iterations of this joined worker minus the slowest's."""
         return self._members[worker].iterations - self.slowest
 
     def release(self, worker: int, now: float, *, bound: int | None) -> Release:
-        """Let this worker run, whose push has just arrived."""
+        """Let this worker, whose push has just arrived, run."""
         member = self._members[worker]
         held_seconds = now - member.since
         member.since = now
@@ -138,7 +138,7 @@ class Roster:
             self.fastest -= 1
 
     def last_of_slowest(self) -> int:
-        """Of the slowest workers, of which there is one, the one that arrived at this iteration last."""
+        """The slowest worker; of several, the one that arrived at this iteration last. There must be one."""
         return next(reversed(self._at[self.slowest]))
 
     def running_since(self, worker: int) -> float:
@@ -146,7 +146,7 @@ class Roster:
         return self._members[worker].since
 
     def waited_for(self) -> list[int]:
-        """The running workers that held ones wait for, which are the slowest."""
+        """The running workers that held ones wait for: the slowest ones."""
         if not any(self._held.values()):
             return []
         return sorted(worker for worker in self._at[self.slowest] if self._members[worker].running)

@@ -1,4 +1,4 @@
-"""What the time of a run behind a barrier went on, and what its sizes gained, in running totals."""
+"""The use of time in a run behind a barrier, and the gain from its sizes, in running totals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -8,25 +8,26 @@ from typing import Final, final
 import numpy as np
 
 from evenstep.core.load.change_cost import ChangeCost
-from evenstep.core.load.elasticity import FloatArray
+from evenstep.core.values import FloatArray
 from evenstep.report.account.gain import Gain, Interval
 
-_UNEVEN: Final = 0.125
-"""Sizes that differ less from their equal share, as a part of it, are called equal."""
+ALIKE: Final = 0.125
+"""Sizes that differ by at most this part of an equal share are called equal: one sample of eight."""
 
 
 @final
-class Cause(StrEnum):
-    """Why a worker is late, or all are."""
+class Part(StrEnum):
+    """The uses of a worker's time, in the order of an iteration; all but waiting can be why a worker is late."""
 
-    COMPUTE = "compute"
     INPUT = "input"
-    SCRIPT = "script"
+    COMPUTE = "compute"
+    WAIT = "waiting"
     COMMUNICATION = "communication"
+    SCRIPT = "script"
 
 
-OWN: Final = (Cause.COMPUTE, Cause.INPUT, Cause.SCRIPT)
-"""What a worker does for itself between two meetings, in the order of `Meetings.own`."""
+OWN: Final = (Part.COMPUTE, Part.INPUT, Part.SCRIPT)
+"""The parts that are a worker's own between two meetings, in the order of `Meetings.own`."""
 
 
 @final
@@ -34,10 +35,10 @@ OWN: Final = (Cause.COMPUTE, Cause.INPUT, Cause.SCRIPT)
 class Meetings:
     """Consecutive iterations in which all workers met; in seconds, of shape [workers, iterations] unless noted.
 
-    `own`, of shape [parts, workers, iterations], is what each worker did for itself since the last meeting, in the
-    order of `OWN`. All workers leave a meeting together, so the others wait for the worker with the largest sum.
-    `measured` are the samples that the seconds of compute are of: on a GPU, those of the iteration before, and if
-    samples differ in cost, what they cost. `seconds`, of shape [iterations], is the whole iteration.
+    `own`, of shape [parts, workers, iterations], is each worker's own time since the last meeting, in the order of
+    `OWN`. All workers leave a meeting together, so the others wait for the worker with the largest sum. `measured`
+    holds the samples to which the compute seconds belong: on a GPU, those of the iteration before, and their costs if
+    samples have costs. `seconds`, of shape [iterations], is all of the time since the last meeting.
     """
 
     samples: FloatArray
@@ -48,9 +49,9 @@ class Meetings:
     seconds: FloatArray
 
     def blame(self) -> FloatArray:
-        """Seconds that all waited for each worker, by cause; shape [workers, parts].
+        """The seconds that all waited for each worker, by cause; shape [workers, parts].
 
-        The cause is the part in which the latest worker exceeds the median most.
+        The cause is the part in which the latest worker exceeds the median by the most.
         """
         numbers = np.arange(len(self.seconds))
         latest = self.own.sum(axis=0).argmax(axis=0)
@@ -66,24 +67,24 @@ class Meetings:
 
 @final
 class Account:
-    """Takes the iterations of a run in their order, some at a time; its memory does not grow with the run.
+    """Accounts for the iterations of a run, in order, some at a time; its memory does not grow with the run.
 
-    With local SGD, an iteration here is what lies between two meetings, but sizes are those of one iteration with
+    With local SGD, an iteration here spans the time between two meetings, but sizes are those of one iteration with
     `global_batch_size` samples.
 
     Args:
-        workers: How many there are.
+        workers: The number of workers.
         global_batch_size: In samples.
 
     Attributes:
         iterations: The iterations taken.
-        seconds: Their sum.
+        seconds: The sum of their seconds.
         samples: Each worker's samples, shape [workers].
         own: Each worker's seconds by `OWN`, shape [parts, workers].
         wait: Each worker's seconds of waiting for the latest worker, shape [workers].
         comm: Each worker's seconds of communication, shape [workers].
         blame: Seconds that all waited for each worker, by cause; shape [workers, parts].
-        gain: What all of this would have been with equal sizes.
+        gain: Compares this with equal sizes.
     """
 
     def __init__(self, workers: int, global_batch_size: int) -> None:
@@ -126,28 +127,28 @@ class Account:
 
     @property
     def last_sizes(self) -> tuple[int, ...]:
-        """All workers' latest batch sizes; not those of the short last slice of an epoch."""
+        """All workers' latest batch sizes, without those of the short last slice of an epoch."""
         return self._shown(self._last_sizes)
 
     @property
     def uneven(self) -> bool:
-        """Whether any of the latest sizes differs from an equal share by more than an eighth."""
+        """True if any of the latest sizes differs from an equal share by more than an eighth."""
         equal = self._last_sizes.mean()
-        return bool((np.abs(self._last_sizes - equal) > _UNEVEN * equal).any())
+        return bool((np.abs(self._last_sizes - equal) > ALIKE * equal).any())
 
     @property
     def change_cost(self) -> float:
-        """What a change of sizes costs, in iterations, as far as it was noticed."""
+        """The cost of a size change, in iterations, as far as it was noticed."""
         return self._change_cost.iterations
 
     @property
     def waiting(self) -> float:
-        """The share of all workers' time that was waiting, 0 to 1."""
+        """The share of all workers' time spent waiting, 0 to 1."""
         return float(self.wait.sum()) / self._all_time
 
     @property
     def communication_share(self) -> float:
-        """The share of all workers' time that was communication, 0 to 1."""
+        """The share of all workers' time spent communicating, 0 to 1."""
         return float(self.comm.sum()) / self._all_time
 
     @property
@@ -157,7 +158,7 @@ class Account:
 
     @property
     def speed_up(self) -> Interval:
-        """How many times as fast the run was as with equal sizes."""
+        """The factor by which the run was faster than with equal sizes."""
         return self.gain.speed_up
 
     def slowdowns(self) -> dict[int, float]:

@@ -1,30 +1,32 @@
-"""How many times as fast a run was as it would have been with equal sizes, from what its iterations measured."""
+"""The factor by which a run was faster than with equal sizes, from the measurements of its iterations."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 
-from evenstep.core.load.elasticity import BoolArray, Elasticity, FloatArray
+from evenstep.core.load.elasticity import Elasticity
+from evenstep.core.values import BoolArray, FloatArray
 
 if TYPE_CHECKING:
     from evenstep.report.account.account import Meetings
 
-_AT_ONCE: Final = 4096
-_KEPT: Final = 512
-_BLOCKS: Final = 64
-_LEVELS: Final = 40
-_DRAWS: Final = 10 * _LEVELS
-_CONFIDENCE: Final = (2.5, 97.5)
-_FAR: Final = 3.0
-_MOST_IN_A_ROW: Final = 4
-_COLUMNS: Final = 5
+_AT_ONCE: Final = 4096  # Iterations taken in one step, which bounds its memory.
+_KEPT: Final = 512  # Iterations in the sample, so that memory does not grow.
+_BLOCKS: Final = 64  # Of consecutive iterations, so that a block holds whole episodes of slowness.
+_LEVELS: Final = 40  # Quantiles of the elasticities, each of which gets as many draws.
+_DRAWS: Final = 10 * _LEVELS  # 20 of them lie outside of the interval.
+_FAR: Final = (
+    3.0  # Times longer than the iteration before: slowness is seldom that sudden, and compiling takes seconds.
+)
+_MOST_IN_A_ROW: Final = 4  # Iterations that may compile; if more take as long, the worker is slow.
+_COLUMNS: Final = 5  # Of an iteration as a whole.
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """An estimate and the ends of its 95 % interval."""
+    """An estimate with its 95 % interval."""
 
     low: float
     estimate: float
@@ -32,7 +34,7 @@ class Interval:
 
     @property
     def ends(self) -> str:
-        """The ends, as `1.20 to 1.35`; empty where they are the same to two digits."""
+        """The ends, as `1.20 to 1.35`; empty if they are the same to two digits."""
         low, high = f"{self.low:.2f}", f"{self.high:.2f}"
         return "" if low == high else f"{low} to {high}"
 
@@ -42,17 +44,17 @@ class Interval:
 
 @final
 class Gain:
-    """Takes the iterations of a run in their order; of more than 512 it keeps a sample, so its memory does not grow.
+    """Estimates the gain from a run's iterations, in order; it keeps a sample of at most 512, so memory does not grow.
 
-    With an equal share each worker would have computed for as long as the `Elasticity` of its time says, and all would
-    have left the iteration when the latest had finished. An iteration at new sizes that takes most workers far longer
-    than the last one has compiled, which equal sizes would not have, so for them the last one counts again.
+    With an equal share, each worker would have computed for as long as the `Elasticity` of its time predicts, and all
+    would have left the iteration when the latest finished. An iteration at new sizes that takes most workers far longer
+    than the previous one has compiled. Equal sizes would not have compiled, so for them the previous one counts again.
 
-    The interval is a percentile bootstrap: each draw has elasticities as likely as they are, and resampled blocks of
-    consecutive iterations. The first iteration of the run, which only warms up, is in all of them.
+    The interval is a percentile bootstrap: each draw has elasticities drawn by their likelihood, and resampled blocks
+    of consecutive iterations. The first iteration of the run, which only warms up, is in all draws.
 
     Attributes:
-        elasticity: How the workers' times follow their sizes.
+        elasticity: The relation of the workers' times to their sizes.
     """
 
     def __init__(self, workers: int, global_batch_size: int) -> None:
@@ -60,8 +62,8 @@ class Gain:
         self._workers, self._batch = workers, global_batch_size
         self._usual: FloatArray = np.array([[np.inf] * workers, [1.0] * workers])  # Seconds and sizes.
         self._compiled_in_a_row = 0
-        # Of each iteration: seconds, those in which no worker was at work, all workers' seconds of waiting, passes, and
-        # the mean size. Then, of each worker, seconds of input and script, and seconds and size of a pass.
+        # For each iteration: seconds, seconds in which no worker was at work, all workers' seconds of waiting, passes,
+        # and the mean size. Then, for each worker, seconds of input and script, and seconds and size of a pass.
         self._kept: FloatArray = np.empty((_COLUMNS + 3 * workers, 0))
         self._drawn: FloatArray = np.empty(0)
         self._generator, self._part, self._count = np.random.default_rng(0), 1.0, 0
@@ -73,12 +75,12 @@ class Gain:
 
     @property
     def speed_up(self) -> Interval:
-        """How many times as long the run would have taken with equal sizes."""
+        """The time that the run would have taken with equal sizes over the time that it took."""
         return self._speed_up(self.elasticity.quantiles((np.arange(_LEVELS) + 0.5) / _LEVELS))
 
     @property
     def speed_up_if_known(self) -> Interval:
-        """The same if the elasticities were known: what is left of the interval becomes narrower in a longer run."""
+        """The same if the elasticities were known; the remaining interval becomes narrower in a longer run."""
         return self._speed_up(self.elasticity.medians[np.newaxis])
 
     def _speed_up(self, levels: FloatArray) -> Interval:
@@ -90,20 +92,20 @@ class Gain:
 
     @property
     def waits(self) -> Interval:
-        """The share of all workers' time that was waiting, 0 to 1."""
+        """The share of all workers' time spent waiting, 0 to 1."""
         seconds, waits = self._in_blocks(self._kept[0]) * self._workers, self._in_blocks(self._kept[2])
         times = _resampled(len(seconds))
         return _interval(times @ waits / (times @ seconds), waits.sum() / seconds.sum())
 
     @property
     def equal_waits(self) -> float:
-        """The share of all workers' time that would have been waiting with equal sizes, 0 to 1."""
+        """The share of all workers' time that they would have spent waiting with equal sizes, 0 to 1."""
         seconds, waits = (float(self._in_blocks(each).sum()) for each in self._usual_equal)
         return waits / (seconds * self._workers)
 
     @property
     def paces(self) -> FloatArray:
-        """Each worker's seconds for an equal share, summed over the iterations that are kept; shape [workers]."""
+        """Each worker's seconds for an equal share, summed over the kept iterations; shape [workers]."""
         return np.asarray(self._paces(self.elasticity.medians).sum(axis=1))
 
     @property
@@ -115,7 +117,7 @@ class Gain:
         return np.asarray(seconds / _relative(elasticities, sizes))
 
     def _with_equal(self, elasticities: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """The seconds of each iteration with equal sizes, and all workers' seconds of waiting in it."""
+        """The seconds of each iteration with equal sizes, and all workers' waiting in it."""
         _, rest, _, passes, size = self._kept[:_COLUMNS]
         own = self._paces(elasticities) * _relative(elasticities, size) * passes
         own += self._kept[_COLUMNS : _COLUMNS + self._workers]
@@ -152,7 +154,7 @@ class Gain:
             self._kept, self._drawn = self._kept[:, kept], self._drawn[kept]
 
     def _without_compiling(self, both: FloatArray, counts: BoolArray) -> tuple[FloatArray, BoolArray]:
-        """Seconds and sizes, those that do not count or have compiled replaced by the last before; and who counts."""
+        """Seconds and sizes, replaced by the previous ones where they do not count or have compiled; and who counts."""
         before = np.concatenate([self._usual[0, :, np.newaxis], both[0, :, :-1]], axis=1)
         if counts.all() and not self._compiled_in_a_row and not (both[0] > _FAR * before).any():
             self._usual = both[..., -1]
@@ -170,13 +172,13 @@ class Gain:
 
 
 def _relative(elasticities: FloatArray, sizes: FloatArray) -> FloatArray:
-    """How many times as long as an equal share these sizes take, shape [workers, iterations]."""
+    """The time of these sizes over the time of an equal share, shape [workers, iterations]."""
     follows = elasticities[:, np.newaxis]
     return np.asarray(1 - follows + follows * sizes)
 
 
 def _resampled(count: int) -> FloatArray:
-    """How often each of these blocks is in each draw; the first, which is one iteration, once."""
+    """The number of times that each block is in each draw; once for the first, which is one iteration."""
     times = np.ones((_DRAWS, count))
     if count > 1:
         times[:, 1:] = np.random.default_rng(0).multinomial(count - 1, [1 / (count - 1)] * (count - 1), _DRAWS)
@@ -184,5 +186,5 @@ def _resampled(count: int) -> FloatArray:
 
 
 def _interval(drawn: FloatArray, estimate: float) -> Interval:
-    low, high = np.percentile(drawn, _CONFIDENCE)
+    low, high = np.percentile(drawn, (2.5, 97.5))
     return Interval(low=min(float(low), estimate), estimate=float(estimate), high=max(float(high), estimate))

@@ -1,10 +1,10 @@
-"""The verdict on a run on parameter servers, where workers do not meet: which is slow, why, and who waits for it.
+"""The verdict on a run on parameter servers, where workers do not meet: which one is slow, why, and who waits for it.
 
-A worker that was lost or left before the others is reported as such and never called slow: its times say nothing of
-what held others up afterwards.
+A worker that was lost or left before the others is reported as such and never called slow: its times do not show what
+held others up afterwards.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, final
@@ -12,7 +12,8 @@ from typing import Final, final
 import numpy as np
 
 from evenstep.core.supervision import Why
-from evenstep.report.account.account import Cause, over_others
+from evenstep.report.account.absences import EARLY, Absences
+from evenstep.report.account.account import ALIKE, Part, over_others
 from evenstep.report.account.verdict import (
     COSTLY,
     SLOW,
@@ -28,32 +29,32 @@ from evenstep.report.account.verdict import (
     times,
     undecided,
 )
+from evenstep.telemetry.events import Event, Joined, Left, Pushed
 
+_COMPUTE_MICROSECONDS: Final = 1  # The place in a row of `Reports`.
 _OUTSIDE: Final = "spends time outside of compute (input, script or communication; a run directory tells which)"
 
-EARLY: Final = "left early"
-"""Why a worker is absent at the end: it left its loop by itself, or left the run between two epochs."""
 _FEWEST: Final = 20
-"""Fewer iterations are too few to be judged: without a barrier, workers take a while to drift apart."""
-_MIN_ITERATIONS: Final = 3
-_NEARLY: Final = 8
+"""The least iterations for a verdict: without a barrier, workers take a while to drift apart."""
+_FEWEST_AT_A_SIZE: Final = 3
+"""The least iterations from which a worker's seconds per sample are known: one or two may have been disturbed."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedWorker:
-    """One worker over a run; seconds are sums over its `iterations`.
+    """One worker in a run; seconds are sums over its `iterations`.
 
     Attributes:
         worker: Its rank.
-        iterations: The iterations that it finished; 1 or more.
+        iterations: The number of iterations that it finished; 1 or more.
         seconds: All of its time, from its first iteration to its last.
-        compute: In compute.
-        wait: Held for others.
-        rest: The rest by cause; `SCRIPT` alone if the causes are unknown.
+        compute: Time spent computing.
+        wait: Time held for others.
+        rest: The remaining time by cause; only `SCRIPT` if the causes are unknown.
         lead: Its largest lead, in iterations.
-        pace: Its seconds per sample at sizes that all workers had; None if they had none in common.
-        lost: Why it left before the end, `EARLY` if it did by itself; None if it did not.
+        pace: Its seconds per sample at sizes that all workers had; None if there were no common sizes.
+        lost: The reason why it left before the end, `EARLY` if by itself; None if it stayed.
     """
 
     worker: int
@@ -61,23 +62,52 @@ class ServedWorker:
     seconds: float
     compute: float
     wait: float
-    rest: Mapping[Cause, float]
+    rest: Mapping[Part, float]
     lead: int
     pace: float | None
     lost: str | None = None
 
-    def means(self) -> dict[Cause, float]:
-        """Its seconds of an average iteration, by cause."""
-        parts = {Cause.COMPUTE: self.compute, **self.rest}
+    def means(self) -> dict[Part, float]:
+        """Its seconds in an average iteration, by cause."""
+        parts = {Part.COMPUTE: self.compute, **self.rest}
         return {cause: seconds / self.iterations for cause, seconds in parts.items()}
 
 
 def served_slowdowns(workers: Sequence[ServedWorker]) -> dict[int, float]:
-    """Each worker's seconds per sample over the median of the others'; empty if they had no sizes in common."""
+    """Each worker's seconds per sample over the median of the others'; empty if there were no common sizes."""
     paces = [each.pace for each in workers if each.pace]
     if len(paces) < len(workers):
         return {}
     return {workers[index].worker: ratio for index, ratio in over_others(paces).items()}
+
+
+def common_paces(by_size: Mapping[int, Mapping[float, tuple[int, float]]], share: float) -> dict[int, float]:
+    """Each worker's seconds per sample at an equal share, or at all of its sizes if the usual ones are similar.
+
+    Workers with fewer than three iterations at such sizes are left out.
+
+    Args:
+        by_size: By worker and batch size, the number of iterations and their seconds of compute.
+        share: An equal share of the global batch, in samples.
+    """
+    even = {
+        worker: {size: each for size, each in sizes.items() if abs(size - share) <= ALIKE * share}
+        for worker, sizes in by_size.items()
+    }
+    paces = {worker: pace for worker, sizes in even.items() if (pace := _pace(sizes)) is not None}
+    if len(paces) < len(by_size):
+        usual = [np.median(np.repeat([*sizes], [count for count, _ in sizes.values()])) for sizes in by_size.values()]
+        if all(abs(each - np.mean(usual)) <= ALIKE * np.mean(usual) for each in usual):
+            return {worker: pace for worker, sizes in by_size.items() if (pace := _pace(sizes)) is not None}
+    return paces
+
+
+def _pace(sizes: Mapping[float, tuple[int, float]]) -> float | None:
+    computed = {size: each for size, each in sizes.items() if size > 0}
+    if sum(count for count, _ in computed.values()) < _FEWEST_AT_A_SIZE:
+        return None
+    seconds = sum(seconds for _, seconds in computed.values())
+    return seconds / sum(size * count for size, (count, _) in computed.items())
 
 
 def served_verdict(
@@ -85,8 +115,8 @@ def served_verdict(
 ) -> Verdict:
     """The verdict on these workers.
 
-    If they have few iterations, the `longer` ones of the same run say whether there are enough to judge. Without
-    `name_lost`, of the workers that are gone only those that left by themselves are named.
+    If they have few iterations, the `longer` ones of the same run decide whether there are enough for a verdict.
+    Without `name_lost`, only those absent workers are named that left by themselves.
     """
     everyone = _without_early(workers)
     gone = [each for each in everyone if each.lost is not None]
@@ -104,12 +134,12 @@ def served_verdict(
 
 
 def served_long_enough(workers: Sequence[ServedWorker]) -> bool:
-    """Whether these workers were at work long enough to be judged."""
+    """True if these workers were at work long enough for a verdict."""
     return max(each.iterations for each in workers) >= _FEWEST
 
 
 def _without_early(workers: Sequence[ServedWorker]) -> list[ServedWorker]:
-    """The workers, none of them early if all did that or were lost: a script may end its loop after some steps."""
+    """The workers, none marked early if all left early or were lost: a script may end its loop after some steps."""
     if any(each.lost is None for each in workers):
         return list(workers)
     return [replace(each, lost=None) if each.lost == EARLY else each for each in workers]
@@ -135,40 +165,40 @@ def _verdict(workers: Sequence[ServedWorker], *, lost: bool) -> Verdict:
             return spread(cost, pace.get(slowest), barrier=False, lost=lost)
         return no_worker_slow(cost)
     cause = max(means[worker], key=lambda each: means[worker][each] - _median(means, each))
-    if ratios[worker] < SLOW:  # Sizes have evened out what it needs for a sample.
-        worker, cause = slowest, Cause.COMPUTE
-    slow = pace.get(worker) if cause is Cause.COMPUTE else ratios[worker]
+    if ratios[worker] < SLOW:  # Its smaller size makes up for its seconds per sample.
+        worker, cause = slowest, Part.COMPUTE
+    slow = pace.get(worker) if cause is Part.COMPUTE else ratios[worker]
     lead = max(each.lead for each in workers)
     text = f"Worker {worker} {_why(cause, slow, means[worker])}; {_others(cost, lead)}."
     return Verdict(worker=worker, cause=cause, slowdown=slow, cost=cost, text=text)
 
 
-def _why(cause: Cause, slow: float | None, parts: Mapping[Cause, float]) -> str:
-    if cause is Cause.COMPUTE:
+def _why(cause: Part, slow: float | None, parts: Mapping[Part, float]) -> str:
+    if cause is Part.COMPUTE:
         return "computes longest" if slow is None else f"computes {times(slow)} slower"
     return WHY[cause] if len(parts) > 2 else _OUTSIDE
 
 
 def _others(cost: float, lead: int) -> str:
-    """What the slow worker meant for the others."""
+    """The effect of the slow worker on the others, as text."""
     ahead = f", and the others ran up to {counted(lead)} ahead" if lead else ""
     waiting = "no worker waits for it" if cost < COSTLY else f"waiting for it takes {cost:.0%} of all workers' time"
     return f"{waiting}{ahead}"
 
 
-def _median(means: Mapping[int, Mapping[Cause, float]], cause: Cause) -> float:
+def _median(means: Mapping[int, Mapping[Part, float]], cause: Part) -> float:
     return float(np.median([parts[cause] for parts in means.values()]))
 
 
 @final
 class ServedTotals:
-    """What the servers see of each worker's time, in running totals; memory does not grow with the run.
+    """Each worker's time as the servers see it, in running totals; memory does not grow with the run.
 
-    A worker's own time is that between an answer and its next push: its compute, which it reports, and the rest.
+    A worker's own time lies between an answer and its next push: its compute, which it reports, and the rest.
 
     Attributes:
         samples: Samples of all pushes.
-        finished: Whether any worker has left because it was done.
+        finished: Whether any worker has left because it had finished.
     """
 
     def __init__(self, share: float) -> None:
@@ -176,58 +206,50 @@ class ServedTotals:
         self.samples = 0
         self.finished = False
         self._share = share
-        self._latest_pass = -1
-        self._workers: dict[int, _Totals] = {}
+        self._absences = Absences()
+        self._workers: defaultdict[int, _Totals] = defaultdict(_Totals)
 
     @property
     def seconds(self) -> float:
-        """The most that any worker has spent in its iterations, without what lies between epochs."""
+        """The longest time that any worker has spent in its iterations, without the time between epochs."""
         return max((each.spent for each in self._workers.values()), default=0.0)
 
-    def joined(self, worker: int) -> None:
-        """A worker has joined, maybe again."""
-        known = self._workers.setdefault(worker, _Totals())
-        known.since, known.counted, known.lost, known.done = None, None, None, False
+    def take(self, event: Event) -> None:
+        """Add an event of a server."""
+        self._absences.take(event)
+        match event:
+            case Joined() | Left():
+                known = self._workers[event.worker]
+                known.since = known.counted = None
+                self.finished = self.finished or (isinstance(event, Left) and event.why == Why.DONE)
+            case Pushed():
+                self._pushed(event, self._workers[event.worker])
 
-    def began(self, worker: int, number: int) -> None:
-        """A worker has started the pass of this number."""
-        self._workers.setdefault(worker, _Totals()).latest_pass = number
-        self._latest_pass = max(self._latest_pass, number)
-
-    def left(self, worker: int, why: str, *, early: bool = False) -> None:
-        """A worker has left; `early`: it is done, in the middle of a pass."""
-        known = self._workers.setdefault(worker, _Totals())
-        known.since, known.counted, known.done = None, None, why == Why.DONE
-        known.lost = (EARLY if early else None) if known.done else why
-        self.finished = self.finished or known.done
+    def _pushed(self, push: Pushed, known: "_Totals") -> None:
+        self.samples += push.samples
+        known.count(push.at)
+        if known.since is None:
+            return
+        seconds = push.row[_COMPUTE_MICROSECONDS] / 1e6
+        known.iterations += 1
+        before, spent = known.sizes.get(push.samples, (0, 0.0))
+        known.sizes[push.samples] = before + 1, spent + seconds
+        known.own += push.at - known.since
+        known.compute += seconds
+        known.since = None
 
     def answered(self, worker: int, now: float, *, held: float, lead: int, over: bool) -> None:
-        """A worker may continue, after it was `held` for that many seconds; or the pass is `over`."""
-        known = self._workers.setdefault(worker, _Totals())
+        """Note that a worker may continue, after it was `held` for that many seconds, or that the pass is `over`."""
+        known = self._workers[worker]
         known.wait += held
         known.lead = max(known.lead, lead)
         known.count(now)
         known.since = known.counted = None if over else now
 
-    def pushed(self, worker: int, now: float, *, samples: int, compute_seconds: float) -> None:
-        """A worker has pushed a gradient of that many samples."""
-        known = self._workers.setdefault(worker, _Totals())
-        self.samples += samples
-        known.count(now)
-        if known.since is None:
-            return
-        known.iterations += 1
-        known.sizes[samples] += 1
-        known.own += now - known.since
-        known.compute += compute_seconds
-        known.since = None
-        if abs(samples - self._share) * _NEARLY <= self._share:
-            known.even_iterations += 1
-            known.even_samples += samples
-            known.even_compute += compute_seconds
-
     def workers(self) -> Sequence[ServedWorker]:
         """Every worker that has pushed."""
+        lost, pushed = self._absences.reasons, {worker: each for worker, each in self._workers.items() if each.sizes}
+        paces = common_paces({worker: each.sizes for worker, each in pushed.items()}, self._share)
         return [
             ServedWorker(
                 worker=worker,
@@ -235,48 +257,37 @@ class ServedTotals:
                 seconds=each.own + each.wait,
                 compute=each.compute,
                 wait=each.wait,
-                rest={Cause.SCRIPT: max(each.own - each.compute, 0.0)},
+                rest={Part.SCRIPT: max(each.own - each.compute, 0.0)},
                 lead=each.lead,
-                pace=each.even_compute / each.even_samples if each.even_iterations >= _MIN_ITERATIONS else None,
-                lost=EARLY if self._missed_pass(each) else each.lost,
+                pace=paces.get(worker),
+                lost=lost.get(worker),
             )
-            for worker, each in sorted(self._workers.items())
-            if each.iterations
+            for worker, each in sorted(pushed.items())
         ]
 
-    def _missed_pass(self, worker: "_Totals") -> bool:
-        """Whether it was done before the last pass; restarted servers know no earlier pass."""
-        return worker.done and 0 <= worker.latest_pass < self._latest_pass
-
     def batch_sizes(self) -> Sequence[int]:
-        """The most common batch size of every worker that has pushed; the ends of epochs have smaller ones."""
-        return [each.sizes.most_common(1)[0][0] for _, each in sorted(self._workers.items()) if each.sizes]
-
-    def verdict(self, *, name_lost: bool = True) -> Verdict:
-        """The verdict on the workers that have pushed; `name_lost` as in `served_verdict`."""
-        return served_verdict(self.workers(), name_lost=name_lost)
+        """The most common batch size of every worker that has pushed; sizes are smaller at the ends of epochs."""
+        known = [each.sizes for _, each in sorted(self._workers.items()) if each.sizes]
+        return [int(max(sizes, key=lambda size: sizes[size][0])) for sizes in known]
 
 
 @final
 @dataclass(slots=True)
 class _Totals:
-    """One worker: `since` its last answer, None if it is not at work; `spent` seconds in passes until `counted`."""
+    """One worker: `since` its last answer, None if it is not at work; `spent` seconds in passes until `counted`.
+
+    `sizes` holds, by batch size, the number of iterations and their seconds of compute.
+    """
 
     since: float | None = None
     counted: float | None = None
     spent: float = 0.0
-    lost: str | None = None
-    done: bool = False
-    latest_pass: int = -1
     iterations: int = 0
-    sizes: Counter[int] = field(default_factory=Counter)
+    sizes: dict[float, tuple[int, float]] = field(default_factory=dict)
     own: float = 0.0
     compute: float = 0.0
     wait: float = 0.0
     lead: int = 0
-    even_iterations: int = 0
-    even_samples: int = 0
-    even_compute: float = 0.0
 
     def count(self, now: float) -> None:
         if self.counted is not None:

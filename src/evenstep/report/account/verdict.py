@@ -1,7 +1,7 @@
-"""The verdict on a run behind a barrier: what its sizes gained, which worker is slow, why, and what that costs.
+"""The verdict on a run behind a barrier: the gain from its sizes, which worker is slow, why, and the cost of that.
 
 A worker is late at a barrier because it computes longer, because it waits for its input, or because its script does
-something else. Only the first can be helped by another batch size, so the cause is found first.
+something else. A different batch size only helps in the first case, so the cause is determined first.
 """
 
 from collections.abc import Sequence
@@ -10,39 +10,42 @@ from typing import Final, final
 
 import numpy as np
 
-from evenstep.report.account.account import OWN, Account, Cause
+from evenstep.report.account.account import OWN, Account, Part
 from evenstep.report.account.gain import Interval
 
 COSTLY: Final = 0.03
-"""A cause with a smaller share of the workers' time is not worth a change."""
+"""The least share of the workers' time for which a cause is worth a change."""
 SLOW: Final = 1.15
-"""A worker that needs this many times the median's seconds per sample is called slow."""
+"""A worker is called slow from this many times the median's seconds per sample."""
 SPREAD: Final = 0.15
-"""Waiting with this share of the time is worth another scheme, also if no single worker causes it."""
+"""The share of waiting that is worth another scheme, even if no single worker causes it."""
 _TOLD: Final = 0.1
-"""Intervals that reach at most this far from their middle tell enough."""
+"""Intervals that extend at most this far from their middle are narrow enough."""
 _FEWEST: Final = 10
-"""Fewer iterations are too few to tell how far their interval should reach."""
+"""The least iterations from which the width of the interval can be predicted."""
 _LONG_SECONDS: Final = 10.0
-"""In less time, connections have only just been made, and what they take is not worth a change."""
+"""The least time for advice: before, connections have only just been made, and their cost is not worth a change."""
 _OPEN: Final = 1.6
-"""Of an interval whose ends differ by more than this, only the ends are told."""
+"""For an interval whose ends differ by more than this, only the ends are reported."""
 _GAINED: Final = 0.02
-"""A smaller gain is not worth a word, unless it is due to a slow worker."""
+"""The least gain to mention, unless it is due to a slow worker."""
 _CHANGE_COSTS: Final = 0.1
+"""The least cost of a change of sizes to mention, in iterations."""
 _MAIN: Final = 0.2
-"""A worker that causes a smaller share of the waiting is not named for it."""
+"""The least share of the waiting for which a worker is named as its cause."""
 _COMMUNICATION: Final = 0.25
+"""The least share of the workers' time for which communication is called the cause."""
 _MAX_SIZES: Final = 8
+"""The most sizes to list one by one."""
 
 WHY: Final = {
-    Cause.INPUT: "waits for its input",
-    Cause.SCRIPT: "spends time between its iterations",
-    Cause.COMMUNICATION: "takes longer to push and pull",
+    Part.INPUT: "waits for its input",
+    Part.SCRIPT: "spends time between its iterations",
+    Part.COMMUNICATION: "takes longer to push and pull",
 }
 _CURE: Final = {
-    Cause.INPUT: "batch sizes cannot help that, more data workers (num_workers) can",
-    Cause.SCRIPT: "look at what the script does there on this worker alone, such as logging or saving",
+    Part.INPUT: "batch sizes cannot help that, more data workers (num_workers) can",
+    Part.SCRIPT: "look at what the script does there on this worker alone, such as logging or saving",
 }
 
 
@@ -52,16 +55,16 @@ class Verdict:
     """A verdict on a run.
 
     Attributes:
-        worker: The slow worker; None if no worker is slow, or if communication slows all alike.
-        cause: Why it is slow; None if no worker is.
+        worker: The slow worker; None if no worker is slow, or if communication slows all equally.
+        cause: The cause of its slowness; None if no worker is slow.
         slowdown: Its seconds per sample over the median of the others', at equal sizes; for other causes than compute,
             its own seconds per iteration over theirs. None if not measured.
-        cost: The share of all workers' time that is spent waiting for it, 0 to 1.
+        cost: The share of all workers' time spent waiting for it, 0 to 1.
         text: The verdict in one to three sentences.
     """
 
     worker: int | None = None
-    cause: Cause | None = None
+    cause: Part | None = None
     slowdown: float | None = None
     cost: float = 0.0
     text: str
@@ -70,8 +73,8 @@ class Verdict:
 def verdict_of(account: Account, workers: Sequence[int], scheme: str, *, longer: Account | None = None) -> Verdict:
     """The verdict on a run under this scheme; `workers` are the ranks of the account's workers, in its order.
 
-    If the account has few iterations, a `longer` account of the same run says what its sizes gained and how slow each
-    worker is, since few iterations measure that.
+    If the account has few iterations, the gain from sizes and the slowness of each worker come from a `longer` account
+    of the same run, because few iterations measure them.
     """
     measured = longer or account
     more = missing_iterations(measured)
@@ -80,14 +83,14 @@ def verdict_of(account: Account, workers: Sequence[int], scheme: str, *, longer:
     if len(workers) == 1:
         return _alone(account, workers[0])
     verdict, gain = _verdict(account, measured, workers, scheme), measured.speed_up
-    told = verdict.worker is not None and verdict.cause is Cause.COMPUTE and measured.uneven
+    told = verdict.worker is not None and verdict.cause is Part.COMPUTE and measured.uneven
     if told or gain.low <= 1 <= gain.high or abs(gain.estimate - 1) < _GAINED:
         return verdict
     return replace(verdict, text=f"{_gained(gain)}. {verdict.text}")
 
 
 def missing_iterations(account: Account) -> int:
-    """About how many more iterations would tell what sizes gain and how long workers wait; 0 if there are enough."""
+    """The approximate number of iterations still needed to know the gain from sizes and the waiting; 0 if none."""
     done = account.iterations
     if not done or account.workers == 1:
         return max(_FEWEST - done, 0)
@@ -101,7 +104,7 @@ def missing_iterations(account: Account) -> int:
 
 
 def undecided(iterations: int, seconds: float, more: int) -> Verdict:
-    """The verdict on a run that is too short to be judged."""
+    """The verdict on a run that is too short for one."""
     would = "1 more iteration" if more == 1 else f"{more:,} more iterations"
     text = f"Too short for a verdict: {counted(iterations)} in {duration(seconds)}; about {would} would tell."
     return Verdict(text=text)
@@ -113,20 +116,20 @@ def no_worker_slow(waiting: float) -> Verdict:
 
 
 def spread(waiting: float, slowest: float | None, *, barrier: bool = True, lost: bool = False) -> Verdict:
-    """Much waiting that no single worker causes; `lost`: some of it may have been for lost workers."""
+    """The verdict on much waiting without a single cause; `lost`: some of it may have been for lost workers."""
     whom = "part of it until lost workers were given up" if lost else "now for one worker and then for another"
     text = f"Waiting takes {waiting:.0%} of all workers' time, {whom}."
     if barrier:
         text += " Without a barrier (asp, ssp, dssp) no worker waits for slowness that passes quickly."
-    return Verdict(cause=Cause.COMPUTE, slowdown=slowest, cost=waiting, text=text)
+    return Verdict(cause=Part.COMPUTE, slowdown=slowest, cost=waiting, text=text)
 
 
 def _alone(account: Account, worker: int) -> Verdict:
-    share = float(account.own[OWN.index(Cause.INPUT), 0]) / max(account.seconds, 1e-12)
+    share = float(account.own[OWN.index(Part.INPUT), 0]) / max(account.seconds, 1e-12)
     if share < COSTLY:
         return Verdict(text="One worker has no other to wait for.")
     text = f"One worker, which waits for its input {share:.0%} of its time: more data workers (num_workers) would help."
-    return Verdict(worker=worker, cause=Cause.INPUT, cost=share, text=text)
+    return Verdict(worker=worker, cause=Part.INPUT, cost=share, text=text)
 
 
 def _verdict(account: Account, measured: Account, workers: Sequence[int], scheme: str) -> Verdict:
@@ -139,10 +142,10 @@ def _verdict(account: Account, measured: Account, workers: Sequence[int], scheme
             f"Communication takes {communication:.0%} of all workers' time, on all alike; waiting for each other takes"
             f" {waiting:.0%}. Larger batches, or local-sgd, communicate less often."
         )
-        return Verdict(cause=Cause.COMMUNICATION, cost=communication, text=text)
+        return Verdict(cause=Part.COMMUNICATION, cost=communication, text=text)
     if cost < max(COSTLY, _MAIN * waiting):
         return _balanced(measured, workers, scheme, waiting)
-    if cause is Cause.COMPUTE:
+    if cause is Part.COMPUTE:
         return _slow(measured, workers, scheme, int(index), cost, waiting)
     worker, own = workers[int(index)], account.own.sum(axis=0)
     others = float(np.median(np.delete(own, int(index))))
@@ -151,7 +154,7 @@ def _verdict(account: Account, measured: Account, workers: Sequence[int], scheme
 
 
 def _balanced(account: Account, workers: Sequence[int], scheme: str, waiting: float) -> Verdict:
-    """Little waiting for any worker: sizes have evened it out, none is slow, or different workers are for a while."""
+    """The verdict on little waiting for any worker: sizes balance it, none is slow, or different workers take turns."""
     slow = account.slowdowns()
     index = max(slow, key=lambda each: slow[each])
     if waiting >= SPREAD:
@@ -160,7 +163,7 @@ def _balanced(account: Account, workers: Sequence[int], scheme: str, waiting: fl
 
 
 def _slow(account: Account, workers: Sequence[int], scheme: str, index: int, cost: float, waiting: float) -> Verdict:
-    """One worker computes longer than the others; `waiting` is for all of them."""
+    """The verdict on one worker that computes longer than the others; `waiting` is for all of them."""
     slow = account.slowdowns()[index]
     if slow < SLOW:
         return _balanced(account, workers, scheme, waiting)
@@ -168,16 +171,16 @@ def _slow(account: Account, workers: Sequence[int], scheme: str, index: int, cos
     waits = f"waiting for it takes {cost:.0%} of all workers' time"
     if account.uneven:
         text = f"{_gained(account.speed_up)}: w{who} and {gets}; {_waiting(account)}."
-    elif any(name in scheme for name in ("lb-bsp", "dbs")):  # These give it less already.
+    elif any(name in scheme for name in ("lb-bsp", "dbs")):  # These already give it less.
         text = f"W{who} and {gets}; {waits}."
     else:
         load = "load=lb-bsp" if scheme.startswith("local-sgd") else "lb-bsp"
         text = f"W{who}, and {waits}; {load} would give it smaller batches."
-    return Verdict(worker=workers[index], cause=Cause.COMPUTE, slowdown=slow, cost=cost, text=text)
+    return Verdict(worker=workers[index], cause=Part.COMPUTE, slowdown=slow, cost=cost, text=text)
 
 
 def times(factor: float) -> str:
-    """A factor as short as it can be read: `3x`, `1.4x`."""
+    """A factor in short form: `3x`, `1.4x`."""
     return f"{factor:.1f}".removesuffix(".0") + "x"
 
 
@@ -194,7 +197,7 @@ def duration(seconds: float) -> str:
 
 
 def _part(account: Account, index: int) -> str:
-    """A worker's samples of a global batch now, and at first."""
+    """A worker's samples in a global batch, now and at first."""
     first, last = account.first_sizes, account.last_sizes
     instead = "" if first[index] == last[index] else f" instead of {first[index]}"
     return f"{last[index]} of {sum(last)} samples{instead}"
@@ -219,7 +222,7 @@ def _gained(speed_up: Interval) -> str:
 
 
 def summary_lines(account: Account, scheme: str) -> list[str]:
-    """A run behind a barrier in two to five lines; none if no iteration was finished."""
+    """Describe a run behind a barrier in two to five lines; none if no iteration was finished."""
     if not account.iterations:
         return []
     first, last = account.first_sizes, account.last_sizes
@@ -229,22 +232,22 @@ def summary_lines(account: Account, scheme: str) -> list[str]:
         sizes += f"; a change of sizes costs {costs} iteration" + ("" if costs == "1" else "s")
     head = head_text(scheme, account.workers, account.seconds, float(account.samples.sum()))
     verdict = verdict_of(account, range(account.workers), scheme)
-    if account.workers == 1 and verdict.cause is not Cause.INPUT:
+    if account.workers == 1 and verdict.cause is not Part.INPUT:
         return [f"{head}."]
     return [f"{head}; batch sizes {sizes}.", *sentences(verdict.text)]
 
 
 def head_text(scheme: str, workers: int, seconds: float, samples: float) -> str:
-    """How fast a run was."""
+    """The speed of a run, as text."""
     who = "1 worker" if workers == 1 else f"{workers:,} workers"
     return f"{scheme} trained {samples / max(seconds, 1e-9):,.0f} samples/s for {duration(seconds)} on {who}"
 
 
 def sizes_text(sizes: Sequence[int]) -> str:
-    """Batch sizes, or their range if there are many."""
+    """Batch sizes as text, or their range if there are many."""
     return " ".join(map(str, sizes)) if len(sizes) <= _MAX_SIZES else f"from {min(sizes)} to {max(sizes)}"
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text, a line each."""
+    """Split a text into sentences, one per line."""
     return [f"{sentence.rstrip('.')}." for sentence in text.split(". ") if sentence]

@@ -1,93 +1,114 @@
-"""The tables of a page that belong to no plot: runs side by side, workers, and what happened."""
+"""The tables of a page: runs side by side, the workers of a run, and what happened."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, final
 
+from evenstep.report.account.account import Part
 from evenstep.report.overview import RunOverview
-from evenstep.report.page.blocks import Table
+from evenstep.report.summary import ServedSummary, WorkerSummary, speed_ups
 
-_MAX_EVENTS: Final = 200
+_MAX_EVENTS: Final = 200  # Rows; --json has all.
+_MAX_SIZES: Final = 16  # In a cell.
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of texts by column heading; the first column has the headings of the rows."""
+
+    caption: str
+    rows: Sequence[Mapping[str, str]]
+
+    @property
+    def headings(self) -> list[str]:
+        """The columns with an entry in any row."""
+        return list(dict.fromkeys(heading for row in self.rows for heading, text in row.items() if text))
 
 
 def runs_table(overviews: Sequence[RunOverview]) -> Table:
     """A row per run; the others are compared with the first."""
-    first = overviews[0].summary.samples_per_second
-    named = any(each.name != each.run.scheme for each in overviews)
-    rows = [
-        (
-            each.name,
-            f"{each.summary.samples_per_second:,.0f}",
-            f"{each.summary.samples_per_second / first:.2f}x",
-            "" if each.gain.speed_up is None else f"{each.gain.speed_up}",
-            f"{each.gain.of_ideal:.0%}",
-            f"{each.waiting_share:.0%}",
-            f"{1000 * each.summary.iteration_seconds:,.1f} ms",
-            f"{each.summary.training_seconds:,.1f} s",
-            *([f"{each.run.scheme}{each.run.kind}"] if named else []),
-        )
-        for each in overviews
-    ]
-    return Table(
-        caption=f"All runs; times as fast as {overviews[0].name}, and as the same run with equal sizes, with the 95 %"
-        " interval",
-        headings=(
-            "run",
-            "samples/s",
-            f"over {overviews[0].name}",
-            "over equal sizes",
-            "of the ideal",
-            "waiting",
-            "average iteration",
-            "training time",
-            *(["scheme"] if named else []),
-        ),
-        rows=rows,
-        words=int(named),
-    )
+    first, rows = overviews[0].name, []
+    for each, speed_up in zip(overviews, speed_ups([each.summary for each in overviews]), strict=True):
+        run, summary = each.run, each.summary
+        row = {
+            "run": each.name,
+            "samples/s": f"{summary.samples_per_second:,.0f}",
+            f"over {first}": f"{speed_up:.2f}x" if len(overviews) > 1 else "",
+            "over equal sizes": f"{summary.over_equal_sizes or ''}",
+            "of the ideal": f"{summary.of_ideal:.0%}",
+            "waiting": f"{summary.waiting_share:.0%}",
+            "average iteration": _seconds(summary.iteration_seconds),
+            "iterations": f"{summary.iterations:,}",
+            "training time": _seconds(summary.training_seconds),
+            "workers": f"{len(summary.workers):,}",
+            "global batch": f"{summary.global_batch_size:,}",
+            **_served(summary.served),
+            "scheme": "" if each.name == run.scheme else f"{run.scheme}{run.kind}",
+        }
+        rows.append(row)
+    return Table(caption="All runs", rows=rows)
+
+
+def _served(served: ServedSummary | None) -> dict[str, str]:
+    if served is None:
+        return {}
+    return {
+        "commits/s": f"{served.commits_per_second:,.0f}",
+        "gradients pushed": f"{served.bytes_per_second / 1e6:,.1f} MB/s",
+        "workers came / went": f"{served.joins} / {len(served.leaves)}",
+    }
+
+
+def _seconds(seconds: float) -> str:
+    text = f"{seconds:,.1f} s" if seconds >= 1 else f"{1000 * seconds:,.3g} ms"
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def workers_table(overview: RunOverview) -> Table:
     """A row per worker."""
-    served = overview.run.servers is not None
-    all_costs = sum(each.cost or 0.0 for each in overview.workers)
-    padded = any(each.padding is not None for each in overview.workers)
-    placed = any(each.place for each in overview.workers)
-    rows = []
-    for each in overview.workers:
-        row = [
-            str(each.worker),
-            f"{each.speed:,.1f}",
-            "" if each.slowdown is None else f"{each.slowdown:.2f}x",
-            ", then ".join(map(str, dict.fromkeys((each.first_batch_size, each.last_batch_size)))),
-            f"{each.samples:,}",
-            f"{each.iterations:,}",
-            f"{each.parts['waiting']:.0%}",
-        ]
-        if all_costs:
-            row.append(f"{(each.cost or 0.0) / all_costs:.1%}")
-        if padded:
-            row.append(f"{each.padding or 0.0:.1%}")
-        if served:
-            row += [str(each.largest_lead), f"{each.mean_staleness or 0.0:.1f}"]
-        rows.append((*row, *([each.place] if placed else [])))
-    headings = ["worker", "samples/s of compute", "time per sample", "batch size", "samples", "iterations", "waiting"]
-    headings += [*(["part of the cost"] if all_costs else []), *(["padding"] if padded else [])]
-    if served:
-        headings += ["largest lead", "average staleness"]
-    if placed:
-        headings.append("where")
+    all_costs = sum(each.cost or 0.0 for each in overview.summary.workers)
     return Table(
         caption="Workers; time per sample is that over the median of the others', at equal sizes",
-        headings=headings,
-        rows=rows,
-        words=int(placed),
+        rows=[_worker(each, all_costs) for each in overview.summary.workers],
     )
 
 
+def _worker(worker: WorkerSummary, all_costs: float) -> dict[str, str]:
+    row = {
+        "worker": f"{worker.worker}",
+        "samples/s of compute": f"{worker.speed:,.1f}",
+        "time per sample": "" if worker.slowdown is None else f"{worker.slowdown:.2f}x",
+        "batch size": ", then ".join(map(str, dict.fromkeys((worker.first_batch_size, worker.last_batch_size)))),
+        "samples": f"{worker.samples:,}",
+        "iterations": f"{worker.iterations:,}",
+        "waiting": f"{worker.waiting_share:.0%}",
+        "part of the cost": f"{(worker.cost or 0.0) / all_costs:.1%}" if all_costs else "",
+        "padding": "" if worker.padding is None else f"{worker.padding:.1%}",
+    }
+    if worker.pushes is not None:
+        row |= {
+            "largest lead": f"{worker.pushes.largest_lead}",
+            "average staleness": f"{worker.pushes.mean_staleness:.1f}",
+            "largest staleness": f"{worker.pushes.largest_staleness}",
+            "largest behind, batches": f"{worker.pushes.largest_behind:.1f}",
+        }
+    return {**row, "where": worker.place}
+
+
+def parts_table(overview: RunOverview, order: Iterable[Part]) -> Table:
+    """The use of each worker's time."""
+    parts = [part.value for part in order]
+    rows = [
+        {"worker": f"{each.worker}"} | {part: f"{each.parts[part]:.1%}" for part in parts}
+        for each in overview.summary.workers
+    ]
+    return Table(caption="The parts of each worker's time", rows=rows)
+
+
 def events_table(overview: RunOverview) -> Table:
-    """What happened, by time: changes of sizes and their reasons, workers that joined and left, failures."""
-    times = overview.times
-    found: list[tuple[float, str, str]] = [
+    """Events by time: size changes and their reasons, workers that joined and left, failures."""
+    found = [
         (
             move.seconds,
             f"sizes, from iteration {move.iteration}",
@@ -96,19 +117,19 @@ def events_table(overview: RunOverview) -> Table:
         for move in overview.moves
     ]
     for each in overview.run.happenings:
-        at = times.since_begin(each.event.at, each.writer)
+        at = overview.times.since_begin(each.event.at, each.writer)
         found.append((float("inf") if at is None else at, each.event.kind.replace("_", " "), each.text))
     found.sort(key=lambda row: row[0])
     shown = found if len(found) <= _MAX_EVENTS else [*found[: _MAX_EVENTS // 2], *found[-_MAX_EVENTS // 2 :]]
     left = len(found) - len(shown)
     return Table(
         caption="In the order of time" + (f" ({left} in the middle are left out; --json has them all)" if left else ""),
-        headings=("second", "what", "about it"),
-        rows=[("" if at == float("inf") else f"{at:.2f}", what, text) for at, what, text in shown],
-        words=2,
+        rows=[
+            {"second": "" if at == float("inf") else f"{at:.2f}", "what": what, "about it": text}
+            for at, what, text in shown
+        ],
     )
 
 
 def _sizes(sizes: Sequence[int]) -> str:
-    shown = " ".join(map(str, sizes[:16]))
-    return shown if len(sizes) <= 16 else f"{shown} ..."
+    return " ".join(map(str, sizes[:_MAX_SIZES])) + (" ..." if len(sizes) > _MAX_SIZES else "")

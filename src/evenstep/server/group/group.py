@@ -2,10 +2,9 @@
 
 It passes requests and answers on unchanged, and decides only which pushes travel as one (`core.coordinate.bundle`).
 Gradients are combined here. Weights arrive once per version and are copied for each worker. A group server holds no
-state that could be missed: when it dies, its workers join again through the server that replaces it.
+state worth saving: when it dies, its workers join again through the server that replaces it.
 """
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ import torch
 from msgspec import Raw
 from msgspec.structs import replace
 
-from evenstep.core.coordinate import Bundle, CombinedPush, Patience
+from evenstep.core.coordinate import Bundle, CombinedPush, Presence
 from evenstep.core.errors import EvenstepError, ProtocolError
 from evenstep.protocol import group_messages, messages
 from evenstep.protocol.encoding import decode, encode
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from evenstep.protocol.layout import ShardLayout
 
 _PATIENCES: Final = 2
-"""How long a worker may be away, in heartbeats of the parent: one to be given up, and one to find that out."""
+"""How long a worker may be away, in heartbeats of the parent: one until it is given up, one until it notices."""
 
 
 @final
@@ -59,7 +58,7 @@ class Parent:
 
 
 @final
-class Group:
+class ServedGroup:
     """The workers of a group, one event at a time.
 
     The connection to the parent is made when a worker needs it. When it is lost, every worker joins again, as if its
@@ -81,31 +80,33 @@ class Group:
         self._bundle = Bundle()
         self._parent: Parent | None = None
         self._layout: ShardLayout | None = None
-        self._draining: list[Connection] = []
-        self._away: dict[int, int] = {}
-        """By rank, the processes of workers that have to join again and have not done so yet."""
+        self._away = set[int]()
+        """Workers that have to join again and have not yet."""
         self._needed = 0.0
         """The last time at which a worker was here, or no worker was away."""
         self._events = 0
-        """Counts requests and answers, as `Primary.events` does."""
-        self._patience = Patience()
+        """Counts requests and answers, as `Primary.progress` does."""
+        self._presence = Presence()
+        self._now = 0.0
+        """The time of the last look."""
 
     @property
     def deserted(self) -> bool:
-        """Whether no worker is here or expected back."""
+        """True if no worker is here or expected back."""
         return not self._members and not self._away
 
     def look(self, now: float) -> None:
-        """Give up workers that hang, or that will not come back; to be called often."""
+        """Give up workers that hang or will not come back. Call it often."""
         with self._lock:
-            for line in self._patience.exceeded(self._bundle.waited_for(), now):
-                self._give_up(self._members[line])
+            self._now = now
+            for lost in self._presence.look(now, self._bundle.waited_for()):
+                member = self._members[lost.worker]
+                self._expect([member])
+                self._end(member, lost.seconds)
             if self._members or not self._away:
                 self._needed = now
             elif now - self._needed > _PATIENCES * self._patience_seconds:
                 self._away.clear()
-            self._away = {rank: process for rank, process in self._away.items() if _lives(process)}
-            self._say_drained()
 
     def open(self, connection: Connection) -> GroupMember:
         """Open a session over this connection."""
@@ -116,29 +117,30 @@ class Group:
     # Requests of workers.
 
     def asked(self, member: GroupMember, asked: messages.Asked, message: Message) -> None:
+        """Carry out a request, or pass it to the parent.
+
+        Raises:
+            ProtocolError, ConnectionLostError: The request is invalid, or not possible now.
+        """
         if not isinstance(asked, messages.Ping):
             self._events += 1
-            self._patience.asked(member.line)
+            self._presence.asked(member.line, self._now)
         if isinstance(asked, messages.Ping):
             if member.started:
                 # The echo shows that a parent without an answer is alive.
                 self._pass_on(member, replace(asked, echo=True), b"")
-        elif isinstance(asked, messages.Request):
+        elif isinstance(asked, messages.NumberedRequest):
             self._request(member, asked, message)
         elif isinstance(asked, messages.Again):
             self._again(member, asked.sequence)
-        elif isinstance(asked, messages.Drain):
-            with self._lock:
-                self._draining.append(member.connection)
-                self._say_drained()
         elif isinstance(asked, messages.Stage | messages.Follow | messages.ServeGroup):
             raise ProtocolError(f"a worker sent {type(asked).__name__}, which only servers send to each other")
         else:
             self._pass_on(member, asked, self._payload_of(member.connection, message))
 
-    def _request(self, member: GroupMember, request: messages.Request, message: Message) -> None:
+    def _request(self, member: GroupMember, request: messages.NumberedRequest, message: Message) -> None:
         body = request.body
-        if isinstance(body, messages.Push | messages.Initialise):
+        if isinstance(body, messages.PushGradients | messages.Initialise):
             self._put(member, request, body, message)
             return
         costs = isinstance(body, messages.Begin) and body.mean is not None
@@ -151,8 +153,8 @@ class Group:
     def _put(
         self,
         member: GroupMember,
-        request: messages.Request,
-        body: messages.Push | messages.Initialise,
+        request: messages.NumberedRequest,
+        body: messages.PushGradients | messages.Initialise,
         message: Message,
     ) -> None:
         """Receive gradients or initial weights, which go to the parent later."""
@@ -166,7 +168,7 @@ class Group:
             if not member.is_new(request.sequence):
                 return
             member.request = message.header
-            if isinstance(body, messages.Push):
+            if isinstance(body, messages.PushGradients):
                 self._bundle.push(member.line, body.samples, body.units)
                 self._pass_on_what_is_due()
             elif self._parent is not None:
@@ -187,8 +189,8 @@ class Group:
                 raise ConnectionLostError("the worker was given up")
             if isinstance(asked, messages.Start):
                 self._learn(bytes(payload))
-                member.rank, member.process = asked.rank, asked.process
-                self._patience.joined(member.line, asked.timeout)
+                member.rank = asked.rank
+                self._presence.joined(member.line, asked.timeout, self._now)
             member.done = member.done or isinstance(asked, messages.Goodbye)
             self._members[member.line] = member
             try:
@@ -205,12 +207,9 @@ class Group:
                 self._layout = RunSpec.decode(description, self._workers).layout.shards(1)[0]
 
     def lost(self, member: GroupMember) -> None:
+        """Take in that the worker's connection has ended. The worker has ended too, or will join again."""
         with self._lock:
             self._end(member)
-
-    def _give_up(self, member: GroupMember) -> None:
-        self._expect([member])
-        self._end(member, self._patience.limit_seconds(member.line))
 
     def _end(self, member: GroupMember, hung: float | None = None) -> None:
         if self._members.get(member.line) is member and self._parent is not None:
@@ -220,22 +219,13 @@ class Group:
 
     def _forget(self, member: GroupMember) -> None:
         self._members.pop(member.line, None)
-        self._patience.left(member.line)
+        self._presence.left(member.line)
         self._bundle.leave(member.line)
         member.leave()
-        self._say_drained()
 
     def _expect(self, members: Iterable[GroupMember]) -> None:
-        """Expect these workers back, unless they were done."""
-        self._away |= {member.rank: member.process for member in members if member.started and not member.done}
-
-    def _say_drained(self) -> None:
-        if not self.deserted:
-            return
-        for connection in self._draining:
-            with suppress(ConnectionLostError):
-                connection.send(encode(messages.Drained()), wait=False)
-        self._draining.clear()
+        """Expect these workers back, unless they had said goodbye."""
+        self._away |= {member.rank for member in members if member.started and not member.done}
 
     # To the parent.
 
@@ -274,7 +264,7 @@ class Group:
                     decode(messages.ANSWERED, bytes(said.message)) if isinstance(said, group_messages.ToLine) else None
                 )
                 payload = bytearray()
-                if isinstance(answer, messages.Answer) and answer.weights and message.payload_bytes:
+                if isinstance(answer, messages.NumberedReply) and answer.weights and message.payload_bytes:
                     parent.receive_weights(message)
                 else:
                     payload = self._payload_of(parent.connection, message)
@@ -293,7 +283,7 @@ class Group:
                         self._forget(member)
 
     def _payload_of(self, connection: Connection, message: Message) -> bytearray:
-        """The payload of a message that is passed on unchanged."""
+        """Receive the payload of a message that is passed on unchanged."""
         nbytes = 0 if self._layout is None else self._layout.nbytes
         if message.payload_bytes > MAX_BYTES + MAX_STATES * nbytes:
             raise ConnectionLostError(f"a payload of {message.payload_bytes} bytes is too large for this run")
@@ -331,31 +321,20 @@ class Group:
         if isinstance(answer, messages.Placed):
             slot = member.take_place(answer.incarnation, answer.nbytes)
             self._bundle.join(member.line)
-            self._away.pop(member.rank, None)
+            self._away.discard(member.rank)
             files = [slot.segment.descriptor] if slot.segment is not None else []
             member.connection.send(header, files=files, wait=False)
         elif (
-            isinstance(answer, messages.Answer | messages.Refusal)
+            isinstance(answer, messages.NumberedReply | messages.Refusal)
             and member.started
             and answer.sequence == member.slot.sequence
         ):
-            weights, body = isinstance(answer, messages.Answer) and answer.weights, getattr(answer, "body", None)
+            weights, body = isinstance(answer, messages.NumberedReply) and answer.weights, getattr(answer, "body", None)
             if weights:
                 member.slot.weights.copy_(parent.weights)
-            claims, over = (len(body.claims), body.over) if isinstance(body, messages.Work) else (0, False)
+            claims, over = (len(body.claims), body.over) if isinstance(body, messages.Grant) else (0, False)
             self._bundle.answer(member.line, claims, over=over)
             member.slot.answer(header, weights=weights)
         else:
             # The other workers must not wait until this one has received, for example, an optimizer state.
             SendQueue(member.connection).send_last(answer, memoryview(payload))
-
-
-def _lives(process: int) -> bool:
-    """Whether this process runs; the workers of a group server are on its host."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # It is another user's.
-    return True

@@ -1,27 +1,16 @@
 """The session of a worker at its group server."""
 
-from typing import Protocol, final
+from typing import TYPE_CHECKING, final
 
 from evenstep.core.errors import ProtocolError
 from evenstep.protocol.encoding import decode
-from evenstep.protocol.messages import ASKED, Asked
+from evenstep.protocol.messages import ASKED
+from evenstep.server.server_slot import ServerSlot, refused
 from evenstep.server.serving import serve_one
-from evenstep.server.worker_slot import WorkerSlot, refused
 from evenstep.transport.base import Connection, Message
 
-
-class Serving(Protocol):
-    """The part of a group that its members need."""
-
-    def asked(self, member: "GroupMember", asked: Asked, message: Message) -> None:
-        """Carry out a request, or pass it to the parent.
-
-        Raises:
-            ProtocolError, ConnectionLostError: The request is invalid, or not possible now.
-        """
-
-    def lost(self, member: "GroupMember") -> None:
-        """The worker's connection has ended. The worker has ended too, or will join again."""
+if TYPE_CHECKING:
+    from evenstep.server.group.group import ServedGroup
 
 
 @final
@@ -31,37 +20,37 @@ class GroupMember:
     Attributes:
         connection: The connection to the worker.
         line: The number of this connection at the group server and its parent.
-        rank, process: The worker's rank and process id; -1 until it has asked for a place.
+        rank: The worker's rank; -1 until it has asked for a place.
         done: Whether it has said goodbye.
         request: Its last push, encoded.
         gone: Whether later messages of the worker are ignored.
     """
 
-    def __init__(self, group: Serving, connection: Connection, line: int) -> None:
+    def __init__(self, group: "ServedGroup", connection: Connection, line: int) -> None:
         self.connection = connection
         self.line = line
-        self.rank = self.process = -1
+        self.rank = -1
         self.done = False
         self.request = b""
         self.gone = False
-        self._slot: WorkerSlot | None = None
+        self._slot: ServerSlot | None = None
         self._group = group
 
     @property
-    def slot(self) -> WorkerSlot:
-        """The slot of the worker; ProtocolError if it has none (any more)."""
+    def slot(self) -> ServerSlot:
+        """The slot of the worker; ProtocolError if it has none, or none any more."""
         if self._slot is None:
             raise ProtocolError("the worker has not joined here, or was given up: join again")
         return self._slot
 
     @property
     def started(self) -> bool:
-        """Whether the worker has a slot."""
+        """True if the worker has a slot."""
         return self._slot is not None
 
-    def take_place(self, incarnation: int, nbytes: int) -> WorkerSlot:
+    def take_place(self, incarnation: int, nbytes: int) -> ServerSlot:
         """Give the worker a slot, as this incarnation."""
-        self._slot = WorkerSlot(self.line, incarnation, nbytes, self.connection)
+        self._slot = ServerSlot(self.line, incarnation, nbytes, self.connection)
         return self._slot
 
     def is_new(self, sequence: int) -> bool:

@@ -1,1 +1,1 @@
-"""What a parameter server holds: weights, optimizer state, snapshots."""
+"""The contents of a parameter server: weights, optimizer state, snapshots."""

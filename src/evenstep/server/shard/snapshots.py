@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar, final
 import torch
 
 from evenstep.core.errors import ConfigError
+from evenstep.telemetry.regular import NotRegularError, open_regular, read_regular
 
 KEPT: Final = 2
 """The number of complete snapshots that stay on disk."""
@@ -54,7 +55,7 @@ class Snapshots:
 
     @property
     def busy(self) -> bool:
-        """Whether a file is being written."""
+        """True while a file is being written."""
         return self._last is not None and self._last.is_alive()
 
     def wait(self) -> None:
@@ -80,15 +81,15 @@ class Snapshots:
                 partial.unlink(missing_ok=True)
             told(str(error).partition("\n")[0])
         else:
-            with suppress(OSError):  # Then there are more than need be.
+            with suppress(OSError):  # If it fails, old snapshots stay.
                 self._prune()
             told(None)
 
     def latest(self, damaged: Callable[[str], None]) -> int | None:
-        """The newest version with the whole files of all shards; None if no file was ever complete.
+        """Return the newest version with the whole files of all shards; None if no file was ever complete.
 
         Args:
-            damaged: Told of each version that is left out since a file differs from what was written.
+            damaged: Called with each version that is skipped because a file differs from what was written.
 
         Raises:
             ConfigError: No version is whole, they are of another number of servers, or they cannot be read.
@@ -118,7 +119,7 @@ class Snapshots:
 
     @property
     def newest(self) -> int:
-        """The newest version whose files all have their names, damaged or not; -1 if there is none."""
+        """Return the newest version whose files all have their names, damaged or not; -1 if there is none."""
         return max(self._complete(), default=-1)
 
     def make_room(self, version: int) -> None:
@@ -127,19 +128,16 @@ class Snapshots:
         Together with a file of this run they would look like a snapshot.
         """
         for file in (self._directory / f"version-{version:012}").glob("shard-*"):
-            with suppress(OSError):  # Where it cannot be removed, none can be written.
+            with suppress(OSError):  # If it cannot be removed, none can be written either.
                 file.unlink()
 
     def _whole(self, version: int, shard: int) -> bool:
-        file, sidecar = self._file(version, shard), self._file(version, shard).with_suffix(".json")
-        # An earlier version of evenstep wrote none.
-        return not sidecar.exists() or _told(sidecar) == {
-            "servers": self._count,
-            "blake2b": patiently(lambda: digest(file)),
-        }
+        file = self._file(version, shard)
+        written = {"servers": self._count, "blake2b": patiently(lambda: digest(file))}
+        return _told(file.with_suffix(".json")) == written
 
     def read(self, version: int, shard: int) -> dict[str, Any]:
-        """One shard's state; ConfigError if the file is damaged."""
+        """Read one shard's state; ConfigError if the file is damaged."""
         path = self._file(version, shard)
         try:
             # With weights_only, nothing in the file can run code.
@@ -170,23 +168,23 @@ class Snapshots:
 
 
 def _told(sidecar: Path) -> dict[str, Any]:
-    """What was noted of a file when it was written; nothing if that is damaged."""
+    """Read the record made of a file when it was written; empty if the record is damaged or gone."""
     try:
-        return dict(json.loads(patiently(sidecar.read_bytes)))
-    except (ValueError, TypeError):
+        return dict(json.loads(patiently(lambda: read_regular(sidecar))))
+    except (FileNotFoundError, ValueError, TypeError):
         return {}
 
 
 def patiently(read: Callable[[], _Read], *, pause: float = 1.0) -> _Read:
-    """What `read` returns, which is tried again after errors that may pass, with `pause` seconds in between.
+    """Return what `read` returns. Errors that may pass are retried, with `pause` seconds in between.
 
     Raises:
-        OSError: It could not be read at any time, or what it reads is not there.
+        OSError: No try could read it, or the file is missing or not a regular file.
     """
     for _ in range(_TRIES - 1):
         try:
             return read()
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, NotRegularError):
             raise
         except OSError:
             time.sleep(pause)
@@ -194,8 +192,8 @@ def patiently(read: Callable[[], _Read], *, pause: float = 1.0) -> _Read:
 
 
 def digest(path: Path) -> str:
-    """The BLAKE2 digest of a file."""
-    with path.open("rb") as file:
+    """Return the BLAKE2 digest of a file."""
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
 
 

@@ -1,9 +1,7 @@
 """Builds the optimizers that a worker described to the server, and checks their options and states."""
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Collection, Sequence
 from types import MethodType
 from typing import Final, cast, final
 
@@ -19,19 +17,6 @@ _LARGEST: Final = 60_000.0
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ParameterState:
-    """A parameter's state: tensors of the parameter's shape, and numbers such as `step`."""
-
-    elementwise: Mapping[str, torch.Tensor]
-    scalars: Mapping[str, torch.Tensor | float]
-
-    def alike(self) -> tuple[object, ...]:
-        """What parameters must have in common to share a chunk."""
-        return *sorted(self.elementwise), *sorted((key, float(value)) for key, value in self.scalars.items())
-
-
-@final
 class UpdateRule:
     """The update rule of a spec. `allowed` are names "module.path:Class" beyond the table.
 
@@ -39,16 +24,17 @@ class UpdateRule:
         ConfigError: The name is not allowed, or the optimizer does not take the options.
     """
 
-    __slots__ = ("_kind", "_one_pass", "_state_kinds", "spec")
+    __slots__ = ("_kind", "_one_pass", "spec")
 
     def __init__(self, spec: OptimizerSpec, allowed: Collection[str] = ()) -> None:
         self.spec = spec
         self._kind = optimizer_named(spec.name, allowed)
         self._one_pass = spec.name in OPTIMIZERS and "fused" in inspect.signature(self._kind).parameters
-        self._state_kinds = [self._tried(options) for options in spec.groups]
+        for options in spec.groups:
+            self._constructed([{"params": []}], options)
 
     def build(self, parameters: Sequence[Sequence[torch.Tensor]]) -> torch.optim.Optimizer:
-        """A new optimizer of these parameters, one sequence for each group of the spec; some may be empty.
+        """Make a new optimizer of these parameters, one sequence for each group of the spec; some may be empty.
 
         float32 and float64 use torch's fused form if there is one: the same arithmetic in a single pass, without
         temporaries. (With several threads torch wakes all of them for the smallest tensor: run a server with one.)
@@ -59,7 +45,7 @@ class UpdateRule:
             for options, group in zip(self.spec.groups, parameters, strict=True)
         ]
         # Also as defaults: Adagrad reads its initial accumulator value only there.
-        return _constructed(self._kind, groups, self.spec.groups[0])
+        return self._constructed(groups, self.spec.groups[0])
 
     def check(self, options: Sequence[Options]) -> None:
         """Check that these options, one mapping per group, can be set between two commits.
@@ -73,30 +59,36 @@ class UpdateRule:
             for name, value in given.items():
                 self._check(name, known.get(name), value)
 
-    def checked_state(self, group: int, name: str, shape: torch.Size, state: State) -> ParameterState:
-        """Check a state, not empty, that a peer sent for the parameter of that name and shape in that group.
+    def checked_state(self, group: int, name: str, parameter: torch.Tensor, given: State) -> State:
+        """Check a state, not empty, that a peer sent for the parameter of that name in that group, and return a copy.
+
+        Its entries must be those that a step creates, or others with the parameter's shape or a number.
 
         Raises:
             ConfigError: A step could not continue from it.
         """
-        given = {key: value for key, value in state.items() if value is not None}
-        elementwise: dict[str, torch.Tensor] = {}
-        scalars: dict[str, torch.Tensor | float] = {}
-        for key in {**self._state_kinds[group], **given}:
+        expected = self._created(group, parameter)
+        state: dict[str, object] = {}
+        for key in {**expected, **given}:
             value = given.get(key)
-            if self._state_kinds[group].get(key, isinstance(value, torch.Tensor) and value.ndim > 0):
-                if not isinstance(value, torch.Tensor) or value.shape != shape or not value.is_floating_point():
-                    raise ConfigError(
-                        f"the optimizer state of {name!r} lacks {key!r} in its shape: load a matching one"
-                    )
-                elementwise[key] = value.detach()
-            elif isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
-                scalars[key] = value.detach().reshape(()).cpu()
-            elif isinstance(value, int | float):
-                scalars[key] = value
-            else:
-                raise ConfigError(f"the optimizer state of {name!r} lacks a number {key!r}: load a matching one")
-        return ParameterState(elementwise=elementwise, scalars=scalars)
+            unknown = parameter if isinstance(value, torch.Tensor) and value.ndim else parameter.new_zeros(())
+            state[key] = _copied_as(expected.get(key, unknown), value)
+            if state[key] is None:
+                raise ConfigError(
+                    f"the optimizer state of {name!r} lacks a matching {key!r}: load one of its optimizer"
+                )
+        return state
+
+    @torch.no_grad()
+    def _created(self, group: int, parameter: torch.Tensor) -> dict[str, object]:
+        """Return the state that a step of this parameter creates."""
+        tried = torch.nn.Parameter(torch.zeros_like(parameter))
+        tried.grad = torch.zeros_like(parameter)
+        members: list[list[torch.Tensor]] = [[] for _ in self.spec.groups]
+        members[group].append(tried)
+        optimizer = self.build(members)
+        step_of(optimizer)()  # As in `Shard`.
+        return {name: value for name, value in optimizer.state[tried].items() if value is not None}
 
     def _check(self, name: str, known: Option | None, value: Option) -> None:
         same_kind = isinstance(value, bool) == isinstance(known, bool)
@@ -115,17 +107,11 @@ class UpdateRule:
         if not all(0 <= number < limit for number in numbers):
             raise ConfigError(f"{name} cannot be {value}: use numbers of at least 0 and below {limit:g}")
 
-    def _tried(self, options: Options) -> dict[str, bool]:
-        """The state that a step with these options creates, and whether each entry is element-wise."""
-        parameter = torch.zeros(1)
-        parameter.grad = torch.zeros(1)
-        optimizer = _constructed(self._kind, [{"params": [parameter]}], {**options, **self._computed({torch.float32})})
-        step_of(optimizer)()  # As in `Chunks`.
-        return {
-            name: isinstance(value, torch.Tensor) and value.ndim > 0
-            for name, value in optimizer.state[parameter].items()
-            if isinstance(value, torch.Tensor | int | float)
-        }
+    def _constructed(self, groups: list[dict[str, object]], defaults: Options) -> torch.optim.Optimizer:
+        try:
+            return self._kind(groups, **defaults)  # type: ignore[arg-type]  # Options are what the constructor takes.
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{self._kind.__name__} does not take the options {dict(defaults)}: {error}") from error
 
     def _computed(self, dtypes: Collection[torch.dtype]) -> dict[str, bool]:
         if self._one_pass and _ONE_PASS.issuperset(dtypes):
@@ -134,54 +120,20 @@ class UpdateRule:
 
 
 def step_of(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
-    """The optimizer's step without torch's wrappers for hooks and profilers.
+    """Return the optimizer's step without torch's wrappers for hooks, profilers and gradients.
 
-    They take longer than the update of a small model, and so does what SGD does before it calls its kernel.
+    They take longer than the update of a small model. Call it where torch records no gradients.
     """
-    step = MethodType(inspect.unwrap(type(optimizer).step), optimizer)
-    if type(optimizer) is not torch.optim.SGD:
-        return step
-    alike = [
-        (number, [weights for weights in group["params"] if weights.dtype == dtype])
-        for number, group in enumerate(optimizer.param_groups)
-        for dtype in dict.fromkeys(weights.dtype for weights in group["params"])
-    ]
-    return partial(_sgd_step, optimizer, alike, step)
+    return MethodType(inspect.unwrap(type(optimizer).step), optimizer)
 
 
-def _sgd_step(
-    optimizer: torch.optim.SGD, alike: Sequence[tuple[int, Sequence[torch.Tensor]]], step: Callable[[], object]
-) -> None:
-    """SGD's `step`. Without momentum there is no state, so its fused form is one call of the kernel.
-
-    `alike`: the weights of each group and dtype, with the number of the group.
-    """
-    groups = optimizer.param_groups
-    if any(group["momentum"] or not group["fused"] for group in groups):
-        step()
-        return
-    for number, weights in alike:
-        group = groups[number]
-        present = [each for each in weights if each.grad is not None]
-        if present:
-            torch._fused_sgd_(
-                present,
-                [cast("torch.Tensor", each.grad) for each in present],
-                [],
-                weight_decay=group["weight_decay"],
-                momentum=0.0,
-                lr=group["lr"],
-                dampening=group["dampening"],
-                nesterov=group["nesterov"],
-                maximize=group["maximize"],
-                is_first_step=False,
-            )
-
-
-def _constructed(
-    kind: type[torch.optim.Optimizer], groups: list[dict[str, object]], defaults: Options
-) -> torch.optim.Optimizer:
-    try:
-        return kind(groups, **defaults)  # type: ignore[arg-type]  # Options are what the constructor takes.
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{kind.__name__} does not take the options {dict(defaults)}: {error}") from error
+def _copied_as(like: object, value: object) -> object:
+    """Return a copy of a value as a tensor of another's shape and dtype, or as a number; None if that is impossible."""
+    if isinstance(like, torch.Tensor) and like.ndim:
+        fits = isinstance(value, torch.Tensor) and value.shape == like.shape and value.is_floating_point()
+        return cast("torch.Tensor", value).detach().to(like.dtype, copy=True) if fits else None
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    if not isinstance(value, int | float):
+        return None
+    return torch.tensor(value, dtype=like.dtype) if isinstance(like, torch.Tensor) else type(like)(value)  # type: ignore[call-arg]

@@ -1,4 +1,4 @@
-"""Formats of other tools, fed from the event log: they cost training nothing, and work live and afterwards.
+"""Formats of other tools, fed from the event log. They cost training nothing, and work live and afterwards.
 
 A sink is a `Recorder` for the events of all workers and servers of a run.
 """
@@ -23,7 +23,7 @@ class Point:
 
 @final
 class Points:
-    """The points of curves in the events of a run, with what scripts noted under `noted/`."""
+    """The points of curves in the events of a run, with scripts' notes under `noted/`."""
 
     def __init__(self) -> None:
         self._zeros: dict[int, float] = {}
@@ -35,7 +35,7 @@ class Points:
                 self._zeros[event.worker] = event.wall_offset
                 return None
             case IterationDone():
-                at, values = (event.at or 0.0) + event.iteration_seconds, dict(scalars_of(event))
+                at, values = event.at + event.iteration_seconds, dict(scalars_of(event))
             case Noted():
                 at = event.at
                 values = {f"noted/{name}": value for name, value in event.values.items() if value is not None}
@@ -45,7 +45,7 @@ class Points:
 
 
 def scalars_of(event: IterationDone) -> Iterator[tuple[str, float]]:
-    """Names and values: batch size, speed, the parts in seconds, and on servers how stale and how far ahead."""
+    """Names and values: batch size, speed, the parts in seconds, and on servers staleness and lead."""
     yield "batch_size", event.samples
     if event.compute_seconds > 0:
         yield "speed_samples_per_second", event.samples / event.compute_seconds

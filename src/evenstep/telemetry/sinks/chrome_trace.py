@@ -1,4 +1,4 @@
-"""The Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open: a row for each worker."""
+"""The Trace Event Format of Perfetto (ui.perfetto.dev) and chrome://tracing: one row per worker."""
 
 import json
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ from evenstep.telemetry.events import (
 
 _SERVERS: Final = -1
 _ROUTINE: Final = (Begun, Ended, FetchedAhead, Pushed, Rested, Stopped, Tallied)
-"""Too frequent to be marked in a trace."""
+"""Events that are too frequent to mark in a trace."""
 
 
 @final
 class ChromeTrace:
-    """Writes a file as events come; it can be opened even if it ends without a closing bracket.
+    """Writes a file as events come. It can be opened even if it ends without a closing bracket.
 
     Raises:
         ConfigError: The file cannot be written.

@@ -11,7 +11,7 @@ from evenstep.telemetry.sinks import Points
 class OpenTelemetry:
     """Sends gauges such as `evenstep.compute_seconds` and counters of iterations and samples, with the worker's rank.
 
-    The exporter's settings hold, such as `OTEL_EXPORTER_OTLP_HEADERS` and `OTEL_METRIC_EXPORT_INTERVAL`.
+    The exporter's settings apply, such as `OTEL_EXPORTER_OTLP_HEADERS` and `OTEL_METRIC_EXPORT_INTERVAL`.
 
     Raises:
         ConfigError: The exporter of OpenTelemetry is not installed.

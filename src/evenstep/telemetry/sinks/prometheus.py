@@ -15,7 +15,7 @@ class Prometheus:
         port: The port of the server.
 
     Raises:
-        ConfigError: prometheus-client is not installed, or the address is taken.
+        ConfigError: prometheus-client is not installed, or the address is in use.
     """
 
     def __init__(self, host: str, port: int) -> None:

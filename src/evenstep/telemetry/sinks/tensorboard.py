@@ -10,7 +10,7 @@ from evenstep.telemetry.sinks import Points
 
 @final
 class TensorBoard:
-    """Writes `LOG_DIR/worker-RANK/events.out.tfevents...`, and what scripts noted under `noted/`.
+    """Writes `LOG_DIR/worker-RANK/events.out.tfevents...`, with scripts' notes under `noted/`.
 
     Raises:
         ConfigError: tensorboard is not installed.

@@ -1,4 +1,4 @@
-"""What a script does with a loop over batches beside iterating: weights, metrics, notes, the end."""
+"""Everything that a script does with a loader besides iterating: weights, metrics, notes, the end."""
 
 from dataclasses import dataclass
 from typing import Any, Self, final
@@ -7,8 +7,8 @@ import torch
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
-from evenstep.torch.data.loop import Loop
-from evenstep.torch.data.metrics import Value, gather_over_workers, mean_over_workers
+from evenstep.torch.data.loop import BatchLoop
+from evenstep.torch.data.metrics import Value, mean_over_workers
 
 
 @final
@@ -20,9 +20,9 @@ class LoaderStatistics:
         iterations: Iterations handed out.
         misses: Samples that data workers had to fetch out of turn because batch sizes changed.
         overruns: Iterations whose real compute took longer than the time to be emulated.
-        skipped: Gradients, pushes or models of this worker that were left out because they held a NaN or an infinity.
-        waiting: The part of all workers' time in which they waited for the slowest, 0 to 1, of all loaders. Worker 0
-            alone knows it; on others, and on servers, it is 0.
+        skipped: Gradients, pushes or models of this worker that were left out because of a NaN or an infinity.
+        waiting: The part of all workers' time, 0 to 1, spent waiting for the slowest worker, over all loaders. Only
+            worker 0 knows it; on other workers, and on servers, it is 0.
     """
 
     iterations: int
@@ -32,7 +32,7 @@ class LoaderStatistics:
     waiting: float = 0.0
 
 
-class Batches(Loop):
+class Batches(BatchLoop):
     """Iterates over this worker's batches; every worker takes the same number of iterations.
 
     Each sample of an epoch counts exactly once over all workers. The size of a batch is decided right before it is
@@ -40,13 +40,13 @@ class Batches(Loop):
     """
 
     def statistics(self) -> LoaderStatistics:
-        """Counts of what this worker's loader has done so far."""
+        """The counts of this worker's loader so far."""
         return LoaderStatistics(
             iterations=self.iteration,
             misses=self._misses,
-            overruns=self._balancer.overruns,
-            skipped=self._balancer.skipped,
-            waiting=0.0 if (summary := self._balancer.summary) is None else summary.account.waiting,
+            overruns=self._tracker.overruns,
+            skipped=self._tracker.skipped,
+            waiting=0.0 if (summary := self._tracker.summary) is None else summary.account.waiting,
         )
 
     def settle(self) -> None:
@@ -57,9 +57,12 @@ class Batches(Loop):
         self.engine.settle()
 
     def close(self) -> None:
-        """End what `prepare` started, on every worker; nothing that was prepared can be used afterwards.
+        """End what `prepare` started, on every worker; the prepared objects cannot be used afterwards.
 
-        Only needed in processes that call `prepare` several times.
+        Only needed in processes that call `prepare` several times, or after an asynchronous checkpoint.
+
+        Raises:
+            CheckpointError: A checkpoint that was saved asynchronously could not be written.
         """
         self._session.close()
 
@@ -67,32 +70,32 @@ class Batches(Loop):
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
+        self._session.__exit__(*exception)
 
     def weigh_by(self, count: float) -> None:
         """Weigh this batch by its part of all workers' units (tokens, pixels, class weights), instead of samples.
 
-        For a loss that is a mean over such units: the summed gradient is then that of the mean over the union batch.
+        For a loss that is a mean over such units: the summed gradient is then the one of the mean over the union batch.
         Call it in every iteration, on every worker, between receiving the batch and backward.
 
         Args:
-            count: The units in this worker's batch: what its loss is divided by.
+            count: The units in this worker's batch, by which its loss is divided.
 
         Raises:
-            ConfigError: The count is negative or no number, or no batch is in hand.
+            ConfigError: The count is negative or not a number, or there is no current batch.
         """
         self.engine.weigh_by(count, self._origin)
 
     def computes(self, batch: Any) -> None:
-        """Say which batch the next forward passes are of. Only needed if evenstep cannot tell, and says so.
+        """Say which batch the next forward passes compute. Only needed if evenstep cannot tell; an error then says so.
 
         For loops that fetch batches ahead and compute them in another form, such as packed sequences on a device.
 
         Args:
-            batch: A batch, or a tensor of it, or a share, as it was handed out.
+            batch: A batch, one of its tensors, or a share, as it was handed out.
 
         Raises:
-            ConfigError: It is none of the batches that were handed out and not computed.
+            ConfigError: It is not one of the batches that were handed out and not yet computed.
         """
         self.engine.computes(batch)
 
@@ -101,41 +104,30 @@ class Batches(Loop):
 
         `evenstep report` plots each name over time and over samples. Values that several workers note in the same
         iteration are averaged, weighted by samples: with a mean loss on each worker, that is the loss of the union
-        batch. Reading a tensor on a device waits for the device, so note only now and then there.
+        batch. Reading a tensor on a device waits for that device, so note such values only now and then.
 
         Raises:
             ConfigError: A value is not a number or a tensor of one element.
         """
-        self._balancer.note({name: _number(name, value) for name, value in values.items()})
+        self._tracker.note({name: _number(name, value) for name, value in values.items()})
 
     def mean_over_workers(self, value: Value, count: float) -> Value:
-        """The mean of all workers' values, weighted by their counts: of a loss or an accuracy over uneven shares.
+        """The mean of all workers' values, weighted by their counts, such as a loss or an accuracy over uneven shares.
 
-        All workers must call it, at the same place. All get the same bits, so they can decide on the result alike (to
-        stop, or to lower the learning rate). Under parameter servers workers do not wait for each other: each gets its
-        own value, and a warning.
+        All workers must call it, at the same place. All get the same bits, so they reach the same decision from it (to
+        stop, or to lower the learning rate). Under parameter servers, workers do not wait for each other: each gets its
+        own value, with a warning.
 
         Args:
-            value: A number, for a number, or a tensor, for a tensor of means. It may be anything if `count` is 0.
+            value: A number or a tensor; the result has the same form. If `count` is 0, its content does not matter.
             count: The weight of this worker's value, such as `loader.current.samples`.
 
         Raises:
             ConfigError: A count is negative, or all counts are 0.
             WorkerLostError: A worker died or stopped, or did not call it; the message names it.
         """
-        try:
-            with self._balancer.interrupted():
-                return mean_over_workers(self.engine.workers, value, count)
-        except RuntimeError as error:
-            raise self.engine.explained(error) from error
-
-    def gather_over_workers(self, values: torch.Tensor) -> torch.Tensor:
-        """As `Session.gather`."""
-        try:
-            with self._balancer.interrupted():
-                return gather_over_workers(self.engine.workers, values)
-        except RuntimeError as error:
-            raise self.engine.explained(error) from error
+        with self.engine.meeting():
+            return mean_over_workers(self.engine.workers, value, count)
 
 
 def _number(name: str, value: object) -> float:

@@ -1,7 +1,6 @@
-"""Where a loader is: its epochs, the order of their samples, the iteration in the present one; and the state."""
+"""A loader's progress: its epochs, the order of their samples, the current iteration, and the state to save."""
 
 import warnings
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast, final
 
@@ -16,6 +15,8 @@ from evenstep.worker.loader_state import LoaderState, Progress, load_speeds
 from evenstep.worker.tracker import Tracker
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch.utils.data import DataLoader
 
     from evenstep.core.values import IntArray
@@ -30,14 +31,14 @@ _MUST_AGREE: Final = {
 
 @final
 class Epochs:
-    """The epochs of one loader, from what the workers have agreed on.
+    """The epochs of one loader, on the terms that the workers agreed on.
 
-    A script may change the loader between epochs (a dataset that grows, the batch size of its batch sampler): each
-    epoch is as the loader then is.
+    A script may change the loader between epochs (a dataset that grows, the batch size of its batch sampler); each
+    epoch uses the loader as it is at that time.
 
     Attributes:
-        at: The place in them.
-        order: Draws the samples of an epoch.
+        at: The current epoch and iteration.
+        order: Draws the order of an epoch's samples.
         global_batch_size: Samples in one iteration, over all workers.
         drawn: The samples of the last epoch that began; None before.
     """
@@ -57,7 +58,7 @@ class Epochs:
             self.set_next(at.next_epoch)
         elif self._sampler_epoch is not None and self._sampler_epoch > 0:  # The script has set it before the start.
             at.set_next(self._sampler_epoch)
-        self.ledger(0)
+        self._ledger(self.order, self.global_batch_size, 0)
 
     @property
     def _length(self) -> int:
@@ -69,7 +70,7 @@ class Epochs:
 
     @property
     def iterations(self) -> int:
-        """Iterations in an epoch; of a batch sampler its length, or what it gave last."""
+        """Iterations in an epoch; for a batch sampler, its length or the last count of its lists."""
         if self.order.sampling.lists and self.drawn is None:
             return len(self.order.sampling.sampler)
         return self._ledger(*self._present(), 0).iterations
@@ -80,59 +81,51 @@ class Epochs:
         self.order.sampling.set_epoch(epoch)
         self._sampler_epoch = self.order.sampling.epoch()
 
-    def begin(self, *, again: bool) -> bool:
-        """The next loop begins, `again` as the last one if the script has not chosen its epoch.
+    def begin(self, *, again: bool) -> tuple[Drawn, Ledger]:
+        """Begin the next loop, on the last loop's epoch `again` if the script has not chosen one.
 
-        Returns whether it resumes an epoch. A new `epoch` of the user's sampler counts as chosen.
-        """
-        epoch = self.order.sampling.epoch()
-        if epoch is not None and epoch != self._sampler_epoch:
-            self.set_next(epoch)
-        return self.at.begin(again=again)
-
-    def draw(self, *, resuming: bool) -> Drawn:
-        """This epoch's order. It is kept if a sampler of the user's own drew it, which may not draw the same again.
+        A new `epoch` of the user's sampler counts as chosen. What the sampler draws is kept, as it may not draw the
+        same again. Returns the order of the epoch, and its slices from the first iteration of the loop on.
 
         Raises:
-            ConfigError: The sampler's draws, or a change of the loader, are none that can be trained on.
-            DisagreementError: The workers changed the loader in different ways.
+            ConfigError: The sampler's draws, or the changed loader, cannot be trained on.
+            DisagreementError: The workers changed their loaders, or draw from their samplers, in different ways.
         """
-        workers = self._engine.workers
+        epoch, workers = self.order.sampling.epoch(), self._engine.workers
+        if epoch is not None and epoch != self._sampler_epoch:
+            self.set_next(epoch)
+        resuming = self.at.begin(again=again)
         if not resuming:
             self._follow()
-        if not resuming or self.at.drawn is None:
-            # Worker 0 draws from a sampler of the user's own, and the others wait for that.
-            with self._engine.balancer.activity.waiting() if workers.rank else nullcontext():
-                drawn = self.order.draw(self.at.epoch, workers)
+        drawn = self.at.drawn if resuming else None
+        if drawn is None:
+            drawn = self.order.draw(self.at.epoch, workers, self._exchange)
             if self._even and drawn.shortest < workers.count:
                 raise ConfigError(
                     f"the batch sampler gave a list of {drawn.shortest} samples for {workers.count} workers, and"
                     " empty='shrink' leaves none without samples: give longer lists, or leave out empty"
                 )
-            self.at.drawn = drawn if self.order.kept else None
-            self.drawn = drawn
-        else:
-            self.drawn = self.at.drawn
-        return self.drawn
+            self.at.drawn = None if self.order.sampler is None else drawn
+        self.drawn = drawn
+        return drawn, self._ledger(self.order, self.global_batch_size, self.at.done)
 
     def _present(self) -> tuple["EpochOrder", int]:
-        """What the loader is now: its order, and its global batch size."""
+        """The order and the global batch size of the loader as it is now."""
         workers = self._engine.workers
         order = replace(order_of(self._source, workers, self.order.seed), seed=self.order.seed)
         before, now = (each.sampling.global_batch_size(workers.count) for each in (self.order, order))
         return order, now if now is not None and before == self.global_batch_size else self.global_batch_size
 
+    def _exchange(self, record: "Mapping[str, Any]") -> list[dict[str, Any]]:
+        with self._engine.meeting():
+            return gather(self._engine.workers, record)
+
     def _follow(self) -> None:
-        """Take the loader as it is now, on all workers alike."""
+        """Adopt the loader as it is now, after agreement between all workers."""
         order, size = self._present()
         workers, changed = self._engine.workers, (order.length, size) != (self.order.length, self.global_batch_size)
         if workers.host_group is not None and self._lengths is None:
-            try:
-                with self._engine.balancer.activity.waiting():
-                    records = gather(workers, {"length": order.length, "batch": size})
-            except RuntimeError as error:
-                raise self._engine.explained(error) from error
-            require_agreement(records, _MUST_AGREE)
+            require_agreement(self._exchange({"length": order.length, "batch": size}), _MUST_AGREE)
         if changed and (self._costs or self._lengths is not None or workers.meet is not None):
             raise ConfigError(
                 f"the loader has {order.length} samples in global batches of {size} now, where it had"
@@ -140,12 +133,8 @@ class Epochs:
                 ' partition="private" do not follow: prepare a new one'
             )
         if size != self.global_batch_size:
-            self._engine.balancer.set_global_batch_size(size)
+            self._engine.tracker.set_global_batch_size(size)
         self.order, self.global_batch_size = order, size
-
-    def ledger(self, iteration: int) -> Ledger:
-        """The slices of the epoch from this iteration on."""
-        return self._ledger(self.order, self.global_batch_size, iteration)
 
     def _ledger(self, order: "EpochOrder", global_batch_size: int, iteration: int) -> Ledger:
         ends = None if self.drawn is None else self.drawn.ends
@@ -158,7 +147,7 @@ class Epochs:
             even=self._even,
         )
 
-    def state(self, done: int, balancer: Tracker) -> LoaderState:
+    def state(self, done: int, tracker: Tracker) -> LoaderState:
         """The state after `done` iterations of the epoch."""
         drawn = self.at.drawn
         return LoaderState(
@@ -171,14 +160,14 @@ class Epochs:
             global_batch_size=self.global_batch_size,
             order=None if drawn is None else cast("IntArray", drawn.indices).tolist(),
             ends=None if drawn is None or drawn.ends is None else drawn.ends.tolist(),
-            load=balancer.state_dict(),
+            load=tracker.state_dict(),
         )
 
-    def restore(self, saved: LoaderState, balancer: Tracker) -> None:
+    def restore(self, saved: LoaderState, tracker: Tracker) -> None:
         """Continue from a state. Its global batch size and seed win, with a warning.
 
         Raises:
-            ConfigError: It is of another dataset, or its global batch size cannot be shared out among these workers.
+            ConfigError: It is of another dataset, or its global batch size cannot be divided among these workers.
         """
         self.order, _ = self._present()
         if saved.lengths != self._lengths:
@@ -192,13 +181,13 @@ class Epochs:
                 " resume with the dataset that it was taken on"
             )
         if saved.global_batch_size != self.global_batch_size:
-            balancer.set_global_batch_size(saved.global_batch_size)
+            tracker.set_global_batch_size(saved.global_batch_size)
             _warn(f"global batch size {saved.global_batch_size}", self.global_batch_size)
             self.global_batch_size = saved.global_batch_size
         if saved.seed != self.order.seed:
             _warn(f"seed {saved.seed}", self.order.seed)
             self.order = replace(self.order, seed=saved.seed)
-        load_speeds(balancer, saved.load)
+        load_speeds(tracker, saved.load)
         self.at.restore(saved, self.iterations if saved.ends is None else len(saved.ends))
 
 

@@ -1,4 +1,4 @@
-"""Fetches batches: in this process, or in a DataLoader's worker processes, ahead of need."""
+"""Fetches batches in a DataLoader's worker processes, ahead of need."""
 
 import pickle
 from collections import deque
@@ -12,36 +12,20 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from evenstep.core.samples import Indices, Request, Shares
-from evenstep.torch.data.batch_maker import Addresses, BatchMaker
+from evenstep.torch.data.batch_maker import BatchMaker
 from evenstep.torch.data.packing import ByValue, joined
 
 
 @final
-class InlineFetcher:
-    """Fetches in this process, when the batch is needed."""
-
-    def __init__(self, maker: BatchMaker, epoch: int, order: Indices, *, pin: bool) -> None:
-        self._maker = maker
-        self._order = order
-        self._epoch = epoch
-        self._pin = pin
-
-    def fetch(self, _: int, positions: Sequence[int], *, last: bool = True) -> Any:
-        """The collated batch of these positions, in their order."""
-        indices = self._order[np.array(positions)].tolist()
-        return _pinned(self._maker.batch((self._epoch, positions, indices)), self._pin)
-
-
-@final
 class Requests:
-    """The index sampler of the inner DataLoader: an endless stream of what to fetch next."""
+    """The index sampler of the inner DataLoader: an endless stream of requests."""
 
     def __init__(self) -> None:
         self.issued: deque[Request | None] = deque()
         self._ask: Callable[[], _Task | None] = _nothing
 
-    def begin(self, shares: Shares, epoch: int, order: Indices, *, limit: int | None, by_rows: bool) -> None:
-        """From now on, ask for the samples of these shares, at most `limit` at a time; `by_rows` as in `BatchMaker`."""
+    def begin(self, shares: Shares, order: Indices, *, limit: int | None, by_rows: bool) -> None:
+        """From now on, request the samples of these shares, at most `limit` at a time; `by_rows` as in `BatchMaker`."""
         self.issued.clear()
 
         def ask() -> _Task | None:
@@ -49,13 +33,12 @@ class Requests:
             self.issued.append(request)
             if request is None:
                 return None
-            indices = order[np.array(request.positions)].tolist()
-            return (epoch, request.positions, indices), request.whole or by_rows
+            return order[np.array(request.positions)].tolist(), request.whole or by_rows
 
         self._ask = ask
 
     def end(self) -> None:
-        """Ask for nothing more."""
+        """Request nothing more."""
         self._ask = _nothing
 
     def __iter__(self) -> Iterator[Any]:
@@ -63,19 +46,19 @@ class Requests:
             yield self._ask()
 
 
-_Task: TypeAlias = tuple[Addresses, bool]
-"""What a data worker fetches, and whether it collates that."""
+_Task: TypeAlias = tuple[list[int], bool]
+"""The indices that a data worker fetches, and whether it collates the samples."""
 
 
 def _nothing() -> None:
-    """Nothing is left to ask for."""
+    """Stands for "nothing left to request"."""
 
 
 @final
 class WorkerDataset(Dataset[Any]):
     """The user's dataset in a data worker, which carries out tasks.
 
-    Attributes are the dataset's own, because a user's `worker_init_fn` reads and sets them.
+    Attributes are read from and set on the dataset, for a user's `worker_init_fn`.
     """
 
     __slots__ = ("_evenstep_maker",)
@@ -89,9 +72,9 @@ class WorkerDataset(Dataset[Any]):
     def __getitems__(self, task: _Task | None) -> Any:
         if task is None:
             return None
-        addresses, collated = task
+        indices, collated = task
         maker: BatchMaker = self._evenstep_maker
-        return ByValue(maker.batch(addresses)) if collated else maker.packed(addresses)
+        return ByValue(maker.batch(indices)) if collated else maker.packed(indices)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(object.__getattribute__(self, "_evenstep_maker").dataset, name)
@@ -106,7 +89,7 @@ class WorkerDataset(Dataset[Any]):
 @final
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """What a data worker sent: a batch of these positions, or if it is not `collated`, their samples."""
+    """A data worker's result: a batch of these positions or, if it is not `collated`, their samples."""
 
     positions: tuple[int, ...]
     content: Any
@@ -117,24 +100,23 @@ class _Chunk:
 class ProcessFetcher:
     """Fetches in a DataLoader's worker processes, along shares that may change at any time.
 
-    Whenever the DataLoader hands back a chunk it asks for work, and gets what is needed soonest. It keeps the order of
-    requests, so a late request waits for those under way. When nothing is left to ask for it gets nothing to do, since
-    its index sampler must not end before the epoch does. A chunk is the batch itself unless sizes have changed since it
-    was asked for.
+    Whenever the DataLoader returns a chunk it asks for work, and gets the request that is needed soonest. It keeps the
+    order of requests, so a late one waits for those under way. Its index sampler must not end before the epoch does,
+    so when nothing is left to request it gets an empty request. A chunk is the batch itself unless sizes have changed
+    since the request.
     """
 
-    def __init__(self, inner: DataLoader[Any], requests: Requests, maker: BatchMaker, epoch: int, *, pin: bool) -> None:
+    def __init__(self, inner: DataLoader[Any], requests: Requests, maker: BatchMaker, *, pin: bool) -> None:
         self._chunks = iter(inner)
         self._requests = requests
         self._maker = maker
-        self._epoch = epoch
         self._pin = pin
         self._held: dict[int, list[_Chunk]] = {}
 
     def fetch(self, iteration: int, positions: Sequence[int], *, last: bool = True) -> Any:
         """The collated batch of these positions, in their order; receives chunks until it is complete.
 
-        `last`: no more positions of this iteration will be asked for.
+        `last`: no more positions of this iteration will be requested.
         """
         while (found := self._found(iteration, positions)) is None:
             self._receive()
@@ -152,7 +134,7 @@ class ProcessFetcher:
         self._held.setdefault(request.iteration, []).append(chunk)
 
     def _found(self, iteration: int, positions: Sequence[int]) -> tuple[Any] | None:
-        """The batch, in a tuple, if all of it has been received."""
+        """The batch, in a tuple, if all of it has arrived."""
         chunks = self._held.get(iteration)
         if chunks is None:
             return None
@@ -169,18 +151,18 @@ class ProcessFetcher:
             return None
         pieces = [rows[position] for position in positions]
         if self._maker.by_rows:
-            return (_pinned(joined(pieces), self._pin),)
+            return (pinned(joined(pieces), self._pin),)
         samples = [content[row] for content, row in pieces]
-        return (_pinned(self._maker.collated(self._epoch, positions, samples), self._pin),)
+        return (pinned(self._maker.collated(samples), self._pin),)
 
 
-Fetcher: TypeAlias = InlineFetcher | ProcessFetcher
+def inner_loader(
+    source: DataLoader[Any], maker: BatchMaker, requests: Requests, randomness: torch.Generator
+) -> DataLoader[Any]:
+    """Make a DataLoader with the user's worker settings that fetches what `requests` yields.
 
-
-def inner_loader(source: DataLoader[Any], maker: BatchMaker, seed: int, requests: Requests) -> DataLoader[Any]:
-    """A DataLoader with the user's worker settings that fetches what `requests` asks for."""
-    generator = torch.Generator()
-    generator.manual_seed(seed)  # Otherwise it draws from the script's own stream.
+    Its data workers are seeded from `randomness`, so the script's generator does not advance.
+    """
     return DataLoader(
         WorkerDataset(maker),
         batch_sampler=requests,
@@ -192,19 +174,20 @@ def inner_loader(source: DataLoader[Any], maker: BatchMaker, seed: int, requests
         multiprocessing_context=source.multiprocessing_context,
         prefetch_factor=source.prefetch_factor,
         persistent_workers=source.persistent_workers,
-        generator=generator,
+        generator=randomness,
     )
 
 
 def _as_made(batch: Any) -> Any:
-    """It is collated already."""
+    """Return the batch, which is already collated."""
     return batch
 
 
 def pins(source: DataLoader[Any]) -> bool:
-    """Whether batches go to page-locked memory: the user's loader asks for that, and there is a GPU."""
+    """True if batches go to page-locked memory: the user's loader asks for it, and there is a GPU."""
     return bool(source.pin_memory) and torch.cuda.is_available()
 
 
-def _pinned(batch: Any, pin: bool) -> Any:
+def pinned(batch: Any, pin: bool) -> Any:
+    """Return the batch, in page-locked memory if `pin` is set."""
     return pin_memory(batch) if pin else batch  # type: ignore[no-untyped-call]

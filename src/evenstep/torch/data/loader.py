@@ -1,14 +1,17 @@
-"""The loader that comes back from `prepare`: this worker's batch of each iteration."""
+"""The loader that `prepare` returns: it yields this worker's batch of each iteration."""
 
 from typing import TYPE_CHECKING, Any, final
 
+import numpy as np
+import torch
 from torch.utils.data import DataLoader
 
 from evenstep.core.samples import Drawn, Shares
 from evenstep.torch.data.batch_maker import BatchMaker
 from evenstep.torch.data.batches import Batches
-from evenstep.torch.data.fetch import Fetcher, InlineFetcher, ProcessFetcher, Requests, inner_loader, pins
+from evenstep.torch.data.fetch import ProcessFetcher, Requests, inner_loader, pinned, pins
 from evenstep.torch.data.loop import Maker
+from evenstep.torch.data.randomness import mixed
 
 if TYPE_CHECKING:
     from evenstep.torch.session import Session
@@ -23,17 +26,17 @@ class PreparedLoader(Batches):
 
     Attributes:
         dataset: The user's dataset.
-        sampler: The user's sampler, or batch sampler. A new `sampler.epoch`, as `set_epoch` of a DistributedSampler
-            sets it, has the same effect as `set_epoch` of the loader.
-        profiled: Whether `evenstep profile` measures the device here; nothing should be saved or restored then.
-        checkpoints: The number of the newest checkpoint that this run has saved or restored, by folder; 0 for none.
+        sampler: The user's sampler or batch sampler. A new `sampler.epoch`, as set by `set_epoch` of a
+            DistributedSampler, has the same effect as `set_epoch` of the loader.
+        surveyed: Whether `evenstep plan` measures the workers here; nothing should be saved or restored then.
     """
 
     def __init__(self, source: DataLoader[Any], session: "Session", number: int, cost: object = None) -> None:
         super().__init__(source, session, number, cost)
         self._requests = Requests()
         self._inner: DataLoader[Any] | None = None
-        self._made: tuple[BatchMaker, int] | None = None
+        self._made: BatchMaker | None = None
+        self._randomness = torch.Generator()
 
     if TYPE_CHECKING:
 
@@ -45,32 +48,29 @@ class PreparedLoader(Batches):
         return getattr(self._source, name)
 
     def release(self) -> None:
-        self._let_go()
+        super().release()
         self._inner = None
 
     def _let_go(self) -> None:
         self._requests.end()
 
     def _maker(self, shares: Shares, drawn: Drawn) -> Maker:
-        fetcher = self._fetcher(shares, drawn)
-        return lambda share, piece: fetcher.fetch(share.iteration, piece.positions, last=piece.last)
-
-    def _fetcher(self, shares: Shares, drawn: Drawn) -> Fetcher:
-        source, seed, epoch = self._source, self._epochs.order.seed, self._at.epoch
-        if self._made is None or self._made[1] != seed:  # A state that was loaded may have another seed.
-            self._made, self._inner = (BatchMaker(source.dataset, seed, source.collate_fn), seed), None
-        maker, _ = self._made
+        source, order, pin = self._source, drawn.indices, pins(self._source)
+        maker = self._made = self._made or BatchMaker(source.dataset, source.collate_fn)
         if not source.num_workers:
-            return InlineFetcher(maker, epoch, drawn.indices, pin=pins(source))
+            make = (lambda indices: pinned(maker.batch(indices), pin)) if pin else maker.batch
+            return lambda _, piece: make(order[np.array(piece.positions)].tolist())
         if self._inner is None:
-            self._inner = inner_loader(source, maker, seed, self._requests)
-        limit = self._started.scheme.micro_batch
-        self._requests.begin(shares, epoch, drawn.indices, limit=limit, by_rows=maker.by_rows)
-        return ProcessFetcher(self._inner, self._requests, maker, epoch, pin=pins(source))
+            self._inner = inner_loader(source, maker, self._requests, self._randomness)
+        rank = self._started.engine.workers.rank
+        self._randomness.manual_seed(mixed(self._epochs.order.seed, self.number, self._at.epoch, rank))
+        self._requests.begin(shares, order, limit=self._started.scheme.micro_batch, by_rows=maker.by_rows)
+        fetcher = ProcessFetcher(self._inner, self._requests, maker, pin=pin)
+        return lambda share, piece: fetcher.fetch(share.iteration, piece.positions, last=piece.last)
 
 
 def _of_the_source(name: str) -> property:
-    """An attribute of the user's loader, which refuses to set what PyTorch refuses."""
+    """An attribute of the user's loader; setting it fails where PyTorch refuses it."""
 
     def change(loader: PreparedLoader, value: object) -> None:
         setattr(loader._source, name, value)

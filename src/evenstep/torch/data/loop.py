@@ -1,4 +1,4 @@
-"""The loop over a loader: hands out this worker's batch of each iteration, whatever the batches are made of."""
+"""The loop over a loader: hands out this worker's batch of each iteration, for any kind of batch."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -12,19 +12,15 @@ from torch.utils.data import DataLoader
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Drawn, EpochCosts, Ledger, MicroBatch, Share, Shares, micro_batches
-from evenstep.core.shown import shown
-from evenstep.core.values import UNLIMITED
+from evenstep.core.values import UNLIMITED, require_whole
 from evenstep.torch.data.epochs import Epochs
 from evenstep.torch.engines.engine import Engine
 from evenstep.torch.engines.traces import Traces
-from evenstep.torch.request import whole_number
 from evenstep.worker.hand_outs import HandedOut, Origin
 from evenstep.worker.loader_state import Progress, read_state
 from evenstep.worker.tracker import Tracker
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from evenstep.schemes import Scheme
     from evenstep.torch.agree import Terms
     from evenstep.torch.session import Session
@@ -44,60 +40,57 @@ Cutter: TypeAlias = Callable[[Share], list[MicroBatch]]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """What batches are handed out with, once all workers agree; `profiled` as in `Loop`."""
+    """The parts that hand out batches, once all workers agree; `surveyed` as in `BatchLoop`."""
 
     terms: "Terms"
     scheme: "Scheme"
     engine: Engine
     shares: Callable[..., Shares]
-    profiled: bool
+    surveyed: bool
 
 
-class Loop(ABC):
-    """Hands out this worker's batches, in epochs, and knows where the script is.
+class BatchLoop(ABC):
+    """Hands out this worker's batches, in epochs, and follows where the script is.
 
     Attributes:
-        profiled: Whether `evenstep profile` measures the device here; nothing should be saved or restored then.
-        checkpoints: The number of the newest checkpoint that this run has saved or restored, by folder; 0 for none.
-        cost: What the samples cost, as the user gave it; None if all cost alike.
+        surveyed: Whether `evenstep plan` measures the workers here; nothing should be saved or restored then.
+        cost: The costs of the samples, as the user gave them; None if all samples cost the same.
     """
 
     def __init__(self, source: DataLoader[Any], session: "Session", number: int, cost: object = None) -> None:
         self.cost = cost
-        self.profiled = False
-        self.checkpoints: dict[Path, int] = {}
+        self.surveyed = False
         self._session = session
         self._source = source
-        self._origin = Origin(number)  # What refers to the loader itself would keep its data workers alive.
+        self._origin = Origin(number)  # A reference to the loader itself would keep its data workers alive.
         self._bound: Bound | None = None
         self._at = Progress()
         self._loops = 0
         self._misses = 0
         self._handed_out = 0
         self._newest: Share | None = None
-        self._left = False
-        self._stepped_at = 0
         self._traces: Traces | None = None
+        self._left = False
 
     def bind(self, source: DataLoader[Any], bound: Bound) -> None:
-        """From now on hand out batches; called by the session once all workers agree.
+        """Start to hand out batches; called by the session once all workers agree.
 
         Raises:
             ConfigError: No iteration is possible.
         """
         self._source = source
         self._bound = bound
-        self.profiled = bound.profiled
+        self.surveyed = bound.surveyed
         self._epochs = Epochs(bound.terms, source, bound.engine, self._at)
 
     @property
     def bound(self) -> bool:
-        """Whether it can hand out batches."""
+        """True if it can hand out batches."""
         return self._bound is not None
 
     @property
     def number(self) -> int:
-        """Which of the session's loaders it is."""
+        """The number of this loader in the session."""
         return self._origin.number
 
     @property
@@ -107,7 +100,7 @@ class Loop(ABC):
 
     @property
     def engine(self) -> Engine:
-        """What keeps this worker in step with the others; for evenstep's own use. Starts the session."""
+        """Keeps this worker in step with the others; for evenstep's own use. Starts the session."""
         return self._started.engine
 
     @property
@@ -118,8 +111,8 @@ class Loop(ABC):
         return self._bound
 
     @property
-    def _balancer(self) -> Tracker:
-        return self.engine.balancer
+    def _tracker(self) -> Tracker:
+        return self.engine.tracker
 
     @property
     def global_batch_size(self) -> int:
@@ -133,12 +126,12 @@ class Loop(ABC):
 
     @property
     def _batch(self) -> HandedOut | None:
-        """The batch that is computed, of those that this loader has handed out."""
+        """The batch that is computed now, if this loader has handed it out."""
         return None if self._bound is None else self._bound.engine.hand_outs.latest_of(self._origin)
 
     @property
     def current(self) -> Share | None:
-        """This worker's `Share` of the iteration that is computed; None before the first.
+        """This worker's `Share` of the current iteration; None before the first.
 
         If `current.samples` is 0, the batch is a copy of another worker's sample and its gradient does not count: leave
         it out of metrics. If batches are fetched ahead, this is the share of the last forward pass.
@@ -148,7 +141,7 @@ class Loop(ABC):
 
     @property
     def iteration(self) -> int:
-        """How many iterations have begun completely, over all epochs of this process.
+        """The number of iterations that have begun completely, over all epochs of this process.
 
         An iteration is a batch, or several micro-batches. Batches that are fetched ahead have not begun.
         """
@@ -157,58 +150,55 @@ class Loop(ABC):
 
     @property
     def unstepped(self) -> int:
-        """How many iterations have begun since the optimizer last stepped."""
-        return self.iteration - self._stepped_at
+        """The number of iterations that have begun since the optimizer last stepped."""
+        return self.iteration - self._origin.stepped
 
     @property
     def batch_sizes(self) -> list[int]:
-        """The batch sizes of all workers in the present iteration, or those planned for the first."""
-        sizes = self._balancer.planned_sizes() if self.current is None else self.current.sizes
+        """The batch sizes of all workers in the current iteration, or those planned for the first."""
+        sizes = self._tracker.planned_sizes() if self.current is None else self.current.sizes
         return cast("list[int]", sizes.tolist())
 
     @property
     def epoch(self) -> int:
-        """The epoch of the present loop; between loops, the epoch of the next."""
+        """The epoch of the current loop; between loops, the epoch of the next."""
         if self._at.looping or (self._peeked and not self._at.chosen):
             return self._at.epoch
         return self._at.next_epoch
 
     @property
     def _peeked(self) -> bool:
-        """Whether nothing was computed of what the last loop handed out; the next loop is then the same epoch."""
+        """True if no batch of the last loop was computed; the next loop then repeats its epoch."""
         return self._origin.computed is False
 
     @property
     def synchronises(self) -> bool:
-        """Whether the optimizer steps on the batch in hand; of several micro-batches, only on the last."""
+        """True if the optimizer steps on the current batch; of several micro-batches, only on the last."""
         return self.engine.synchronises
 
     def __len__(self) -> int:
-        """Iterations in an epoch, the same on every worker; of a batch sampler its length, or what it gave last."""
+        """Iterations in an epoch, the same on every worker; for a batch sampler, its length or the last count."""
         return self.iterations_per_epoch
 
     @property
     def iterations_per_epoch(self) -> int:
-        """As `len`, also of an epoch that never ends; for evenstep's own use."""
+        """Like `len`, but also for an epoch that never ends; for evenstep's own use."""
         return self._session.expected_length(self._source) if self._bound is None else self._epochs.iterations
 
     @property
     def newest(self) -> Share | None:
-        """This worker's `Share` of the batch that was handed out last, which may be fetched ahead; None before any."""
+        """This worker's `Share` of the last batch handed out, which may be fetched ahead; None before any."""
         return self._newest
 
     def start_at(self, iteration: int) -> None:
         """Make the next loop begin at this iteration of its epoch, as if those before it had been computed.
 
-        Call it after `set_epoch`, which makes the next loop a whole one.
+        Call it after `set_epoch`, which resets the next loop to a whole epoch.
 
         Raises:
             ConfigError: The iteration is not a whole number >= 0.
         """
-        try:
-            self._at.start_at(whole_number(iteration, 0, UNLIMITED))
-        except (TypeError, ValueError):
-            raise ConfigError(f"an iteration is a whole number from 0 to {UNLIMITED}, not {shown(iteration)}") from None
+        self._at.start_at(require_whole("iteration", iteration, 0, UNLIMITED))
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next loop this epoch. Without this call, epochs count up.
@@ -216,28 +206,20 @@ class Loop(ABC):
         Raises:
             ConfigError: The epoch is not a whole number >= 0.
         """
-        try:
-            epoch = whole_number(epoch, 0, UNLIMITED)
-        except (TypeError, ValueError):
-            raise ConfigError(f"an epoch is a whole number from 0 to {UNLIMITED}, not {shown(epoch)}") from None
+        epoch = require_whole("epoch", epoch, 0, UNLIMITED)
         if self._bound is None:
             self._at.set_next(epoch)
         else:
             self._epochs.set_next(epoch)
 
-    @abstractmethod
     def release(self) -> None:
-        """Let the data workers go; called by the session."""
-
-    def stepped(self) -> None:
-        """The optimizer has stepped."""
-        now = self._origin.batch if self._bound and not self._bound.engine.hand_outs.ahead else self._batch
-        self._stepped_at = 0 if now is None else now.iteration
+        """Release the data workers, if there are any; called by the session."""
+        self._let_go()
 
     # The loop.
 
     def __iter__(self) -> Iterator[Any]:
-        self._require_unclosed()
+        self._require_current(self._loops)
         self._loops += 1
         loop, engine = self._loops, self.engine
         ledger, shares, make, cut = self._begin_loop()
@@ -252,13 +234,9 @@ class Loop(ABC):
                         self._at.done = ledger.iteration
                     engine.hand_out(self._handed_out_now(share, piece, batch))
                     yield batch
-                    del batch  # Its memory serves for the next one, unless the script keeps it.
-                    self._require_unclosed()
-                    if loop != self._loops:
-                        raise ConfigError(
-                            "another loop over the prepared loader began before this one ended: finish or leave one"
-                            " first"
-                        )
+                    del batch  # The next batch can reuse its memory, unless the script keeps it.
+                    if loop != self._loops or self._session.closed:
+                        self._require_current(loop)
                     engine.enter_loader()
                 shares.replan()
                 self._misses = misses + shares.misses
@@ -267,20 +245,27 @@ class Loop(ABC):
             self.engine.end_loop()
         finally:
             if loop == self._loops:
-                self._at.looping = False
-                self.engine.leave_loop()
-                self._let_go()
+                self._leave()
 
-    def _require_unclosed(self) -> None:
+    def _leave(self) -> None:
+        self._at.looping = False
+        self.engine.leave_loop()
+        self._let_go()
+
+    def _require_current(self, loop: int) -> None:
         if self._session.closed:
             raise ConfigError(CLOSED)
+        if loop != self._loops:
+            raise ConfigError(
+                "another loop over the prepared loader began, or a state was loaded, before this loop ended: leave the"
+                " loop first"
+            )
 
     def _begin_loop(self) -> tuple[Ledger, Shares, Maker, Cutter]:
         bound, peeked = self._started, self._peeked
         bound.engine.begin_loop(self._origin)
         if peeked or self._left:
             bound.engine.hand_outs.abandon(self._origin)
-        resuming = self._epochs.begin(again=peeked)
         self._origin.computed = None
         if not bound.engine.synchronises:
             raise ConfigError(
@@ -288,15 +273,11 @@ class Loop(ABC):
                 " this one: leave it where loader.synchronises is True"
             )
         bound.engine.enter_loader()
-        drawn = self._epochs.draw(resuming=resuming)
-        ledger = self._epochs.ledger(self._at.done)
-        micro_batch, costs = bound.scheme.micro_batch, {}
-        cut: Cutter = partial(micro_batches, size=micro_batch)
-        if bound.terms.costs is not None:
-            of_epoch = EpochCosts(bound.terms.costs, drawn.indices)
-            costs = {"costs": of_epoch}
-            cut = cut if micro_batch is None else partial(of_epoch.micro_batches, size=micro_batch)
-        shares = bound.shares(ledger, epoch=self._at.epoch, depth=bound.terms.depth, **costs)
+        drawn, ledger = self._epochs.begin(again=peeked)
+        costs = None if bound.terms.costs is None else EpochCosts(bound.terms.costs, drawn.indices)
+        cut: Cutter = partial(micro_batches, size=bound.scheme.micro_batch, costs=costs)
+        given = {} if costs is None else {"costs": costs}
+        shares = bound.shares(ledger, epoch=self._at.epoch, depth=bound.terms.depth, **given)
         return ledger, shares, self._maker(shares, drawn), cut
 
     def _handed_out_now(self, share: Share, piece: MicroBatch, batch: Any) -> HandedOut:
@@ -323,27 +304,27 @@ class Loop(ABC):
 
     @abstractmethod
     def _maker(self, shares: Shares, drawn: Drawn) -> Maker:
-        """What makes the batches of an epoch."""
+        """Return the function that makes the batches of an epoch."""
 
     @abstractmethod
     def _let_go(self) -> None:
-        """Let the data workers of this epoch go."""
+        """Request nothing more of data workers in this epoch."""
 
     # The state.
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run is, at this point of the loop; resumes within an epoch, on any number of workers.
+        """The state of the run at this point of the loop; it resumes within an epoch, on any number of workers.
 
-        Plain numbers, lists, dicts and strings. The state of any one worker serves all of them, except under local SGD
-        within an epoch before `settle`, which gives a warning.
+        Plain numbers, lists, dicts and strings. One worker's state serves all workers, except under local SGD within an
+        epoch before `settle`, where it gives a warning.
         """
         if self.engine.unsettled is not None:
             warnings.warn(self.engine.unsettled, stacklevel=2)
-        return msgspec.structs.asdict(self._epochs.state(self._done, self._balancer))
+        return msgspec.structs.asdict(self._epochs.state(self._done, self._tracker))
 
     @property
     def _done(self) -> int:
-        """Iterations of the epoch that have begun; batches that were fetched ahead are fetched again."""
+        """Iterations of the epoch that have begun; a resumed run fetches the batches ahead of them again."""
         batch, ahead = self._batch, self.engine.hand_outs.ahead
         waits = batch is not None and any(each.origin is self._origin and each is not batch for each in ahead)
         return batch.done if batch is not None and waits else self._at.done
@@ -351,12 +332,17 @@ class Loop(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from where `state_dict` was called. Its global batch size and seed win, with a warning.
 
-        If that was in the last iteration of a loop, the next loop hands out no batch, so that the script does what it
-        does between loops.
+        If that was in the last iteration of a loop, the next loop is empty, so that the script continues with what it
+        does between loops. A loop that goes on meanwhile is over: its next batch raises.
 
         Raises:
             ConfigError: The state is of another dataset or version, or is damaged, or its global batch size cannot be
-                shared out among these workers.
+                divided among these workers.
         """
-        saved, balancer = read_state(state), self._balancer
-        self._epochs.restore(saved, balancer)
+        saved, tracker = read_state(state), self._tracker
+        if self._at.looping:
+            self._loops += (
+                1  # The script has to leave the loop that it is in: its next batch would be of the old epoch.
+            )
+            self._leave()
+        self._epochs.restore(saved, tracker)

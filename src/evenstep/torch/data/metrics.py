@@ -6,20 +6,19 @@ import zlib
 from typing import TypeVar, cast
 
 import torch
-import torch.distributed as dist
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
-from evenstep.torch.processes.workers import Workers
+from evenstep.torch.processes.workers import Workers, of_all
 
 Value = TypeVar("Value", bound=float | torch.Tensor)
 
 
 def mean_over_workers(workers: Workers, value: Value, count: float) -> Value:
-    """The mean of all workers' values, weighted by counts; added up in one order, so the bits are the same on all.
+    """The mean of all workers' values, weighted by counts; summed in a fixed order, so all get the same bits.
 
     Raises:
-        ConfigError: The value or the count is no number, a count is negative or not finite, or all counts are 0.
+        ConfigError: The value or the count is not a number, a count is negative or not finite, or all counts are 0.
     """
     try:
         count = float(count)
@@ -39,7 +38,7 @@ def mean_over_workers(workers: Workers, value: Value, count: float) -> Value:
         return value
     # A value of count 0 may be a NaN.
     values = mine.double().cpu().flatten() if count else torch.zeros(mine.numel(), dtype=torch.float64)
-    rows = _of_all(workers, torch.cat([values, torch.tensor([count], dtype=torch.float64)]))
+    rows = of_all(workers, torch.cat([values, torch.tensor([count], dtype=torch.float64)]))
     counts = rows[:, -1:]
     if not counts.any():
         raise ConfigError("there is no mean over workers that counted nothing: leave out such a metric on all of them")
@@ -49,17 +48,12 @@ def mean_over_workers(workers: Workers, value: Value, count: float) -> Value:
     return cast("Value", mean.to(mine.device, mine.dtype if mine.is_floating_point() else torch.get_default_dtype()))
 
 
-def gather_over_workers(workers: Workers, values: torch.Tensor) -> torch.Tensor:
-    """The rows of all workers' tensors, in the order of the workers; their numbers may differ. A scalar is a row.
+def rows_of_all(workers: Workers, values: torch.Tensor) -> list[torch.Tensor]:
+    """The rows of each worker's tensor, in worker order; workers may have different numbers. A scalar is one row.
 
     Raises:
         ConfigError: Workers do not wait for each other, or the rows differ in shape or dtype.
     """
-    return torch.cat(rows_of_all(workers, values))
-
-
-def rows_of_all(workers: Workers, values: torch.Tensor) -> list[torch.Tensor]:
-    """As `gather_over_workers`, by worker."""
     if workers.count > 1 and workers.host_group is None:
         raise ConfigError(
             "workers of parameter servers do not wait for each other: gather after the run, on one of them"
@@ -67,19 +61,11 @@ def rows_of_all(workers: Workers, values: torch.Tensor) -> list[torch.Tensor]:
     own = values.detach().cpu()
     own = own if own.dim() else own[None]
     form = f"{list(own.shape[1:])} of {own.dtype}"
-    told = _of_all(workers, torch.tensor([len(own), zlib.crc32(form.encode())]))
-    if (told[:, 1] != told[0, 1]).any():  # Gloo would end the process.
+    told = of_all(workers, torch.tensor([len(own), zlib.crc32(form.encode())]))
+    if (told[:, 1] != told[0, 1]).any():  # Gloo would abort the process.
         raise ConfigError(f"workers gather rows of other shapes or dtypes, here {form}: pad them to one shape before")
     lengths = told[:, 0].tolist()
     padded = own.new_zeros((max(lengths), *own.shape[1:]))
     padded[: len(own)] = own
-    parts = zip(_of_all(workers, padded), lengths, strict=True)
+    parts = zip(of_all(workers, padded), lengths, strict=True)
     return [rows[:length].to(values.device) for rows, length in parts]
-
-
-def _of_all(workers: Workers, row: torch.Tensor) -> torch.Tensor:
-    if workers.host_group is None:
-        return row.unsqueeze(0)
-    rows = [torch.empty_like(row) for _ in range(workers.count)]
-    dist.all_gather(rows, row, group=workers.host_group)
-    return torch.stack(rows)

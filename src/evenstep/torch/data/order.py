@@ -1,6 +1,5 @@
-"""The order of an epoch's samples: position p of epoch e is dataset index `order(e)[p]`, alike on every worker."""
+"""The order of an epoch's samples: position p of epoch e is dataset index `order(e)[p]` on every worker."""
 
-import zlib
 from array import array
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, replace
@@ -14,28 +13,29 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
+from evenstep.core.disagreement import require_agreement
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Drawn
 from evenstep.core.shown import shown
 from evenstep.core.values import IntArray
 from evenstep.torch.data.randomness import mixed, seeded_randomness
-from evenstep.torch.data.sampling import Sampling
+from evenstep.torch.data.sampling import MAX_LENGTH, Sampling, copied
 from evenstep.torch.data.shards import ShardedDataset, ShardedShuffle
-from evenstep.torch.data.sketch import unaltered
-from evenstep.torch.processes.workers import Workers, gather
+from evenstep.torch.processes.workers import Workers
+from evenstep.worker.agreement import DRAWN, Exchange, tell
 
 _PIECE: Final = 2**16
-"""Samples that are drawn at a time with replacement."""
+"""The samples in one piece of a draw with replacement."""
 
 _MAX_DRAWN: Final = 2**28
-"""Samples that a sampler of the user's own may give in an epoch; each worker keeps all of their indices."""
+"""The most samples that the user's own sampler may give in an epoch; each worker keeps all of their indices."""
 
 
 @final
 class PiecewiseIndices:
-    """Indices that are drawn in pieces of `length`, when they are looked up; the latest pieces are kept.
+    """Indices that are drawn in pieces of `length` when they are looked up; the latest pieces are kept.
 
-    A piece depends on its number alone. So every worker draws alike, in any order, and an epoch may have any length.
+    A piece depends only on its number. So all workers draw the same, in any order, and an epoch may have any length.
     """
 
     def __init__(self, draw: Callable[[int], torch.Tensor], length: int) -> None:
@@ -53,7 +53,7 @@ class PiecewiseIndices:
 
 @final
 class InOrder:
-    """Each position is its own index, whatever the length of the epoch."""
+    """Maps each position to itself, for an epoch of any length."""
 
     def __getitem__(self, positions: IntArray, /) -> IntArray:
         return positions
@@ -66,9 +66,9 @@ class EpochOrder:
 
     Shuffling draws `torch.randperm` from a generator seeded with seed + epoch, as `DistributedSampler` does, and
     shuffles the whole dataset before `drop_last` cuts the end off. Slice k of the epoch then has the same samples as
-    iteration k of plain DDP. A `RandomSampler` with replacement, or of another length than its dataset, is drawn in
-    pieces (`pieces`). A sampler of the user's own is drawn once per epoch, on worker 0, and shared. The seed is the
-    DistributedSampler's, or that of the loader's generator, or else the argument of `prepare`.
+    iteration k of plain DDP. A `RandomSampler` with replacement, or whose length is not its dataset's, is drawn in
+    pieces (`pieces`). From the user's own sampler all workers draw once per epoch, and take the order of worker 0. The
+    seed is the DistributedSampler's, otherwise the loader's generator's, otherwise the argument of `prepare`.
     """
 
     length: int
@@ -81,22 +81,18 @@ class EpochOrder:
 
     @property
     def endless(self) -> bool:
-        """Whether the epoch never ends."""
-        return self.sampling.endless
+        """True if the epoch never ends."""
+        return self.length == MAX_LENGTH
 
-    @property
-    def kept(self) -> bool:
-        """Whether a checkpoint needs the order itself, since the sampler may not draw the same again."""
-        return self.sampler is not None
-
-    def draw(self, epoch: int, workers: Workers) -> Drawn:
-        """The samples of the epoch; with a sampler of the user's own, all workers must draw together.
+    def draw(self, epoch: int, workers: Workers, exchange: Exchange) -> Drawn:
+        """Draw the samples of the epoch; with the user's own sampler, all workers must draw together.
 
         Raises:
-            ConfigError: The sampler gave something else than its length says, or no indices.
+            ConfigError: The number of samples differs from the sampler's length, or they are not indices.
+            DisagreementError: The workers' samplers give different samples.
         """
         if self.sampler is not None:
-            return self._drawn(epoch, workers)
+            return self._drawn(epoch, workers, exchange)
         if self.pieces is not None:
             return Drawn(indices=self._in_pieces(epoch, self.pieces))
         if not self.shuffle:
@@ -106,45 +102,43 @@ class EpochOrder:
 
     def _in_pieces(self, epoch: int, sampler: RandomSampler) -> PiecewiseIndices:
         count = self.dataset_length
-        if sampler.replacement:
-            return PiecewiseIndices(
-                lambda piece: torch.randint(count, (_PIECE,), generator=_generator(mixed(self.seed, epoch, piece))),
-                _PIECE,
-            )
-        return PiecewiseIndices(
-            lambda piece: torch.randperm(count, generator=_generator(mixed(self.seed, epoch, piece))), count
-        )
 
-    def _drawn(self, epoch: int, workers: Workers) -> Drawn:
+        def piece(number: int) -> torch.Tensor:
+            generator = _generator(mixed(self.seed, epoch, number))
+            if sampler.replacement:
+                return torch.randint(count, (_PIECE,), generator=generator)
+            return torch.randperm(count, generator=generator)
+
+        return PiecewiseIndices(piece, _PIECE if sampler.replacement else count)
+
+    def _drawn(self, epoch: int, workers: Workers, exchange: Exchange) -> Drawn:
         # Without a group, every worker draws from the same seed.
         if workers.host_group is None:
             return self._given(epoch)
-        drawn: Drawn | None = None
-        failure: Exception | None = None
-        if workers.rank == 0:
-            try:
-                drawn = self._given(epoch)
-            except Exception as error:  # Whatever it is, the others must not wait for this worker.
-                failure = error
-        return _of_first(drawn, failure, workers)
+        # Not only on worker 0, whose order counts: a sampler may begin to give each worker its own part.
+        own, records = tell(lambda: self._given(epoch), exchange)
+        require_agreement(records, {"drawn": DRAWN})
+        indices, ends = cast("IntArray", own.indices), own.ends
+        return Drawn(
+            indices=_of_first(indices, len(indices), workers),
+            ends=None if ends is None else _of_first(ends, records[0]["lists"], workers),
+        )
 
     def sketch(self) -> str | None:
-        """What a sampler of the user's own draws first, whatever the order; None if there is none.
+        """A digest of the user's own sampler's first draw, in any order; None if there is no such sampler.
 
-        Workers compare it: a sampler that gives each its own part would leave the others' parts out. What it draws here
-        does not count.
+        Workers compare it: a sampler that gives each worker its own part would leave the others out. A copy
+        draws, so that the sampler itself does not advance.
 
         Raises:
             ConfigError: As for `draw`.
         """
         if self.sampler is None:
             return None
-        with unaltered(self.sampler):
-            indices = cast("IntArray", self._given(0).indices)
-        return f"{len(indices)} samples, checksum {zlib.crc32(np.sort(indices).tobytes()):08x}"
+        return cast("str", replace(self, sampler=copied(self.sampler))._given(0).record["drawn"])
 
     def _given(self, epoch: int) -> Drawn:
-        """What the sampler gives in this process."""
+        """The sampler's draw in this process."""
         lists, length = self.sampling.lists, len(cast("Sized", self.sampler))
         with seeded_randomness(self.seed, epoch):
             # A sampler that never ends must not fill the memory.
@@ -162,7 +156,7 @@ class EpochOrder:
 
 
 def _flat(lists: Iterable[Any]) -> Drawn:
-    """The indices of all lists, one after another, and where each list ends."""
+    """The indices of all lists, concatenated, and where each list ends."""
     indices, ends = array("q"), array("q")
     for each in lists:
         if not isinstance(each, Iterable):
@@ -179,28 +173,9 @@ def _indices(given: Iterable[Any]) -> IntArray:
         raise ConfigError(f"the loader's sampler gives something else than indices of the dataset: {error}") from error
 
 
-def _of_first(drawn: Drawn | None, failure: Exception | None, workers: Workers) -> Drawn:
-    """What worker 0 drew, or why it could not."""
-    mine: dict[str, Any] = {}
-    if drawn is not None:
-        ends = None if drawn.ends is None else len(drawn.ends)
-        mine = {"samples": len(cast("IntArray", drawn.indices)), "lists": ends}
-    elif failure is not None:
-        mine = {"error": str(failure) if isinstance(failure, ConfigError) else f"{type(failure).__name__}: {failure}"}
-    first = gather(workers, mine)[0]
-    if failure is not None:
-        raise failure
-    if "error" in first:
-        raise ConfigError(f"worker 0: {first['error']}")
-    indices = _sent(None if drawn is None else drawn.indices, first["samples"], workers)
-    if first["lists"] is None:
-        return Drawn(indices=indices)
-    return Drawn(indices=indices, ends=_sent(None if drawn is None else drawn.ends, first["lists"], workers))
-
-
-def _sent(mine: Any, count: int, workers: Workers) -> IntArray:
-    """The array of worker 0, of this length."""
-    values = torch.zeros(count, dtype=torch.int64) if mine is None else torch.from_numpy(mine)
+def _of_first(mine: IntArray, count: int, workers: Workers) -> IntArray:
+    """Worker 0's array of this length."""
+    values = torch.from_numpy(mine) if workers.rank == 0 else torch.zeros(count, dtype=torch.int64)
     dist.broadcast(values, group_src=0, group=workers.host_group)
     return cast("IntArray", values.numpy())
 
@@ -241,7 +216,7 @@ def order_of(loader: DataLoader[Any], workers: Workers, seed: int) -> EpochOrder
             f" beginning of an epoch: give it a length of at most {_MAX_DRAWN}, or use PyTorch's RandomSampler, which"
             " is drawn in pieces"
         )
-    # The lists' samples are only known when they are drawn.
+    # The number of samples in lists is only known once they are drawn.
     return replace(order, length=length if sampling.lists else drawn, sampler=sampler)
 
 

@@ -1,4 +1,4 @@
-"""Shares of an epoch, for loops that make their own batches."""
+"""Shares of an epoch for loops that make their own batches."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING, cast, final
 import numpy as np
 from torch.utils.data import DataLoader
 
-from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Drawn, MicroBatch, Share, Shares
-from evenstep.core.shown import shown
-from evenstep.core.values import UNLIMITED
+from evenstep.core.values import UNLIMITED, require_whole
 from evenstep.torch.data.batches import Batches
 from evenstep.torch.data.loop import Maker
 from evenstep.torch.data.sampling import MAX_LENGTH, Positions
-from evenstep.torch.request import whole_number
 
 if TYPE_CHECKING:
     from evenstep.torch.session import Session
@@ -22,29 +19,27 @@ if TYPE_CHECKING:
 
 @final
 class PreparedShares(Batches):
-    """Iterates over this worker's `Share` of each iteration, with int64 arrays as positions; a loop is an epoch.
+    """Iterates over this worker's `Share` of each iteration, with positions as int64 arrays; a loop is an epoch.
 
-    Everything else is as with a loader: the sizes follow the workers' speeds, `model` and `optimizer` weigh by them,
+    Everything else works as with a loader: sizes follow the workers' speeds, `model` and `optimizer` weigh by them,
     and there are `set_epoch`, `state_dict`, `note`, `mean_over_workers`, `computes(share)` and so on.
 
     Args:
         length: The positions of an epoch, numbered from 0; None if it never ends.
         global_batch_size: Positions in one iteration, over all workers.
         session: The session.
-        number: Which of its loaders this is.
+        number: The number of this loader in the session.
         cost: As in `Session.shares`.
 
     Raises:
-        ConfigError: A number is not whole, or out of range.
+        ConfigError: A number is not an integer, or is out of range.
     """
 
     def __init__(
         self, length: int | None, global_batch_size: int, session: "Session", number: int, cost: object = None
     ) -> None:
-        if length is not None:
-            length = _whole("length", length, MAX_LENGTH)
-        size = _whole("global_batch_size", global_batch_size, UNLIMITED)
-        self._endless = length is None
+        length = MAX_LENGTH if length is None else require_whole("length", length, 1, MAX_LENGTH)
+        size = require_whole("global_batch_size", global_batch_size, 1, UNLIMITED)
         super().__init__(DataLoader(Positions(length), batch_size=size), session, number, cost)
 
     def __iter__(self) -> Iterator[Share]:
@@ -54,14 +49,11 @@ class PreparedShares(Batches):
         """Iterations in an epoch, the same on every worker.
 
         Raises:
-            TypeError: They never end.
+            TypeError: The epoch never ends.
         """
-        if self._endless:
+        if len(self.source.dataset) == MAX_LENGTH:  # type: ignore[arg-type]
             raise TypeError("shares without a length never end")
         return super().__len__()
-
-    def release(self) -> None:
-        """Nothing is fetched ahead."""
 
     def _let_go(self) -> None:
         """Nothing is fetched ahead."""
@@ -71,13 +63,6 @@ class PreparedShares(Batches):
 
 
 def _part(share: Share, piece: MicroBatch) -> Share:
-    """This part of the share, with its positions as an array, with which data can be indexed."""
+    """This part of the share, with positions as an array that can index data."""
     positions = cast("tuple[int, ...]", np.array(piece.positions, dtype=np.int64))
     return replace(share, positions=positions, samples=piece.samples)
-
-
-def _whole(name: str, value: object, most: int) -> int:
-    try:
-        return whole_number(value, 1, most)
-    except (TypeError, ValueError):
-        raise ConfigError(f"the {name} of shares is a whole number from 1 to {most}, not {shown(value)}") from None

@@ -1,4 +1,4 @@
-"""What data workers send: samples in one string of bytes, and rows of collated chunks that are joined again."""
+"""The messages of data workers: samples packed into bytes, and rows of collated chunks that are joined again."""
 
 import copy
 import io
@@ -12,12 +12,12 @@ import torch
 
 
 def joined(pieces: list[tuple[Any, int]]) -> Any:
-    """One default-collated batch of rows of default-collated chunks: (chunk, row)."""
+    """Join rows of default-collated chunks, given as (chunk, row), into one default-collated batch."""
     return _joined(_runs(pieces))
 
 
 def pack(samples: list[Any]) -> bytes:
-    """Samples as one string of bytes: each tensor by itself would take a file descriptor on its way."""
+    """Pack samples into bytes: each tensor sent by itself would need a file descriptor."""
     packed = io.BytesIO()
     _CompactPickler(packed, pickle.HIGHEST_PROTOCOL).dump(samples)
     return packed.getvalue()
@@ -25,10 +25,10 @@ def pack(samples: list[Any]) -> bytes:
 
 @final
 class ByValue:
-    """A batch whose small tensors are sent as their bytes, and arrive as the batch that it is.
+    """A batch whose small tensors are sent as bytes; it is unpickled as the plain batch.
 
-    PyTorch sends a file descriptor for each tensor, through its own connection, which takes longer than to copy a
-    hundred kilobytes.
+    PyTorch sends a file descriptor for each tensor, through a separate connection, which takes longer than copying
+    a hundred kilobytes.
     """
 
     def __init__(self, batch: Any) -> None:
@@ -42,7 +42,7 @@ class ByValue:
 
 @final
 class _ByValuePickler(ForkingPickler):
-    """As a queue between processes pickles, but for small tensors."""
+    """Pickles like a queue between processes, except for small tensors."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and is_small(value) and _is_array(value):
@@ -51,7 +51,7 @@ class _ByValuePickler(ForkingPickler):
 
 
 def is_small(tensor: torch.Tensor, count: int = 1) -> bool:
-    """Whether this many of it are sent by value."""
+    """True if `count` such tensors are sent by value."""
     return tensor.layout is torch.strided and not tensor.is_nested and count * tensor.nbytes <= _MAX_BY_VALUE
 
 
@@ -60,14 +60,14 @@ _MAX_BY_VALUE: Final = 2**17
 
 @final
 class _CompactPickler(pickle.Pickler):
-    """Packs only the elements that a tensor shows.
+    """Packs only the elements in a tensor's view.
 
-    A sample of an in-memory dataset is a view (`self.x[i]`), for which pickle packs the storage of the whole dataset.
+    A sample of an in-memory dataset is a view (`self.x[i]`), for which pickle would pack the whole dataset's storage.
     """
 
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
-            return NotImplemented  # A sparse tensor's parts come here one by one.
+            return NotImplemented  # The parts of a sparse tensor arrive here one by one.
         stored = value.untyped_storage().nbytes()
         if _is_array(value) and value.nbytes <= stored:
             return torch.from_numpy, (value.numpy(),)  # Ten times as fast as a tensor.
@@ -82,7 +82,7 @@ class _CompactPickler(pickle.Pickler):
 
 
 def _is_array(tensor: torch.Tensor) -> bool:
-    """Whether a NumPy array holds all of it."""
+    """True if a NumPy array can hold all of it."""
     return (
         type(tensor) is torch.Tensor
         and tensor.dtype in _ARRAYS
@@ -100,7 +100,7 @@ _ARRAYS: Final = frozenset(
 
 
 def _runs(pieces: list[tuple[Any, int]]) -> list[tuple[Any, list[int]]]:
-    """Neighbouring pieces of one chunk put together: (chunk, rows)."""
+    """Merge neighbouring pieces of the same chunk: (chunk, rows)."""
     runs: list[tuple[Any, list[int]]] = []
     for chunk, row in pieces:
         if runs and runs[-1][0] is chunk:

@@ -1,24 +1,28 @@
-"""How a user's loader chooses its samples: by a sampler, or in lists of its batch sampler."""
+"""The way in which a user's loader chooses samples: by a sampler, or in lists from its batch sampler."""
 
+import copy
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Self, final
 
-from torch.utils.data import BatchSampler, DataLoader, Dataset
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
+_GENERATORS: Final = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 _MAX_DEPTH: Final = 8
 
 MAX_LENGTH: Final = 2**53
-"""Positions of an epoch at most, which no run comes to the end of."""
+"""The most positions of an epoch, a number that no run reaches: an epoch of so many never ends."""
 
 
 @final
 class Positions(Dataset[int]):
-    """The positions of an epoch, for loops that make their own batches; `length` is None if it never ends."""
+    """The positions of an epoch, for loops that make their own batches."""
 
-    def __init__(self, length: int | None) -> None:
-        self.endless = length is None
-        self._length = MAX_LENGTH if length is None else length
+    def __init__(self, length: int) -> None:
+        self._length = length
 
     def __len__(self) -> int:
         return self._length
@@ -30,14 +34,13 @@ class Positions(Dataset[int]):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a loader chooses samples.
+    """The way in which a loader chooses samples.
 
     Attributes:
-        sampler: Gives indices; with `lists`, lists of indices, each of which is the global batch of an iteration.
-        batch_size: The samples of one worker; with `lists`, those of the longest list, None if it is not known.
-        drop_last: Whether a last global batch that is shorter is left out.
-        whole: Whether `batch_size` is that of all workers.
-        endless: Whether the epoch never ends.
+        sampler: Gives indices; with `lists`, lists of indices, each the global batch of one iteration.
+        batch_size: The samples of one worker; with `lists`, the length of the longest list, None if not known.
+        drop_last: Whether a shorter last global batch is left out.
+        whole: Whether `batch_size` counts the samples of all workers.
     """
 
     sampler: Any
@@ -45,20 +48,17 @@ class Sampling:
     drop_last: bool
     lists: bool = False
     whole: bool = False
-    endless: bool = False
 
     @classmethod
     def of(cls, loader: DataLoader[Any]) -> Self:
-        """That of this loader. PyTorch's own BatchSampler means the same as `sampler` and `batch_size`."""
+        """The sampling of this loader. PyTorch's own BatchSampler is read as `sampler` and `batch_size`."""
         given: Any = loader.batch_sampler
-        if type(given) is BatchSampler:  # Also PyTorch's own for `batch_size`, whose attributes a script may change.
-            own = loader.dataset if isinstance(loader.dataset, Positions) else None
+        if type(given) is BatchSampler:  # Also PyTorch's own for `batch_size`; a script may change its attributes.
             return cls(
                 sampler=given.sampler,
                 batch_size=given.batch_size,
                 drop_last=given.drop_last,
-                whole=own is not None,
-                endless=own is not None and own.endless,
+                whole=isinstance(loader.dataset, Positions),
             )
         longest = getattr(given, "batch_size", None)
         known = isinstance(longest, int) and longest > 0
@@ -78,11 +78,25 @@ class Sampling:
             each = getattr(each, "batch_sampler", None) or getattr(each, "sampler", None)
 
     def epoch(self) -> int | None:
-        """The epoch that a script has set on the sampler, or on one that it draws from; None if it keeps none."""
+        """The epoch that a script has set on the sampler, or on one that it draws from; None if there is none."""
         return next((epoch for each in self.chain() if isinstance(epoch := getattr(each, "epoch", None), int)), None)
 
     def set_epoch(self, epoch: int) -> None:
-        """Pass an epoch that was set on the loader on to the samplers."""
+        """Pass the loader's new epoch on to the samplers."""
         for each in self.chain():
             if callable(setter := getattr(each, "set_epoch", None)):
                 setter(epoch)
+
+
+def copied(sampler: Any, depth: int = _MAX_DEPTH) -> Any:
+    """Copy the sampler with its generators and inner samplers, so that drawing from the copy does not change it."""
+    attributes = getattr(sampler, "__dict__", None)
+    if attributes is None or not depth:
+        return sampler
+    made = copy.copy(sampler)
+    for name, value in attributes.items():
+        if isinstance(value, _GENERATORS):
+            vars(made)[name] = copy.deepcopy(value)
+        elif isinstance(value, Sampler) or name in ("sampler", "batch_sampler"):
+            vars(made)[name] = copied(value, depth - 1)
+    return made

@@ -1,4 +1,4 @@
-"""Datasets of files that are read whole, in the map-style form that workers can share unevenly."""
+"""Map-style datasets of files that are read whole, which workers can share unevenly."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,11 +15,11 @@ ShardT = TypeVar("ShardT")
 
 @final
 class ShardedDataset(Dataset[Any], Generic[ShardT]):
-    """The samples of many shards, such as files; each process reads the shards that its samples lie in.
+    """The samples of many shards, such as files; each process reads the shards that contain its samples.
 
-    Workers whose batch sizes change cannot each iterate over a stream: how the samples are shared would depend on
-    timing, and a run could not be resumed. Here each sample has an index, in one shard, and counts once. A process
-    reads whole shards and keeps the latest `keep` in memory. With `shuffle=True` evenstep shuffles the order of the
+    Workers whose batch sizes change cannot each iterate over a stream: the split of the samples would depend on
+    timing, and a run could not be resumed. Here each sample has an index, is in one shard, and counts once. A process
+    reads whole shards and keeps the latest `keep` in memory. With `shuffle=True`, evenstep shuffles the order of the
     shards and the samples inside each.
 
     Args:
@@ -63,7 +63,7 @@ class ShardedDataset(Dataset[Any], Generic[ShardT]):
         """The sample of this index, counted through all shards.
 
         Raises:
-            ConfigError: Its shard has another number of samples than its length says.
+            ConfigError: The number of samples in its shard differs from the given length.
         """
         if not 0 <= index < len(self):
             raise IndexError(index)
@@ -86,7 +86,7 @@ class ShardedDataset(Dataset[Any], Generic[ShardT]):
         return self._kept[number]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the shards in memory, for data workers."""
+        """Leave out the shards in memory, for data workers."""
         return {**self.__dict__, "_kept": OrderedDict()}
 
 

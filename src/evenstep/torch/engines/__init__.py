@@ -1,1 +1,1 @@
-"""How gradients and weights are exchanged under each kind of scheme."""
+"""The exchange of gradients and weights under each kind of scheme."""

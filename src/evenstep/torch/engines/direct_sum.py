@@ -1,68 +1,85 @@
-"""Sums a small tensor over all workers in two hops, where Gloo's all-reduce takes 2 (N - 1) hops round a ring.
+"""Sums a small tensor over all workers in two hops, or one, where Gloo's all-reduce takes 2 (N - 1) around a ring.
 
-A ring sends the fewest bytes at a time, which is right for large tensors. With a small tensor, the time goes on
+A ring sends the fewest bytes at a time, which suits large tensors. With a small tensor, most of the time is spent
 waking up at each hop; benchmarks/RESULTS.md has measurements on one machine.
 """
 
+from collections.abc import Callable
 from typing import Final, final
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from evenstep.core.values import IntArray
+from evenstep.launch.c10d import start_exchange
 from evenstep.torch.processes.workers import Workers
 
 _LARGEST_PART_BYTES: Final = 64 * 1024
+_LARGEST_WHOLE_BYTES: Final = 512 * 1024
 _WORD_BYTES: Final = 8
-
-
-def suits(tensor: torch.Tensor, workers: Workers) -> bool:
-    """Whether two hops are likely to be faster than a ring: CPU, dense, more than two workers, small parts."""
-    if tensor.is_sparse or tensor.device.type != "cpu" or workers.count <= 2:
-        return False
-    return tensor.nbytes / workers.count <= _LARGEST_PART_BYTES
 
 
 @final
 class DirectSum:
-    """A sum, under way from construction; a row of integers from each worker travels with its second hop.
+    """Sums tensors of one axis, or raises a RuntimeError; a row of integers from each worker travels with the last hop.
 
-    Worker i receives the i-th part from all workers, adds the parts up and sends the sum to all. It cuts the tensor
-    where Gloo's ring does, and adds in the same order (from worker i - 1 downwards), so the result has the bits of
-    `all_reduce`. A test compares them, and would notice if Gloo changed its ring.
+    Of two workers, each sends all of its tensor to the other: as many bytes as Gloo's ring sends, in one hop instead of
+    two. A sum of two has the same bits in any order. Of more workers, worker i receives the i-th part from all, adds
+    the parts up and sends the sum to all. It cuts the tensor where Gloo's ring does, and adds in the same order (from
+    worker i - 1 downwards), so the result equals that of `all_reduce` bit by bit. A test compares them, and would
+    notice if Gloo changed its ring.
     """
 
-    def __init__(self, tensor: torch.Tensor, workers: Workers) -> None:
-        self._tensor = tensor
+    def __init__(self, workers: Workers) -> None:
         self._workers = workers
-        # The ring has two segments per worker.
-        self._part = 2 * -(-tensor.numel() // (2 * workers.count))
-        self._sent = tensor.new_zeros(self._part * workers.count)
-        self._sent[: tensor.numel()] = tensor
-        self._received = torch.empty_like(self._sent)
-        self._work = dist.all_to_all_single(self._received, self._sent, group=workers.device_group, async_op=True)
+        self.sum = self._sum_of_two if workers.count == 2 else self._sum_of_parts
+        """Replaces a tensor by the sum, and returns the rows of all workers, [workers, columns]."""
+        self._fits: tuple[torch.dtype, int] | None = None
 
-    def finish(self, row: list[int]) -> IntArray:
-        """Wait for the sum, which replaces the tensor, and return the rows of all workers, [workers, columns].
+    def suits(self, tensor: torch.Tensor) -> bool:
+        """True if this is likely to be faster than a ring: CPU, dense, several workers, a small tensor or parts."""
+        count = self._workers.count
+        if count == 1 or tensor.is_sparse or not tensor.is_cpu:
+            return False
+        return tensor.nbytes <= (_LARGEST_WHOLE_BYTES if count == 2 else _LARGEST_PART_BYTES * count)
 
-        Raises:
-            RuntimeError: The collective failed.
-        """
-        count, rank = self._workers.count, self._workers.rank
-        self._work.wait()
-        parts = self._received.view(count, self._part)
-        total = parts[rank - 1]
+    def _sum_of_two(self, tensor: torch.Tensor, row: Callable[[], list[int]]) -> IntArray:
+        own = row()
+        if self._fits != (fits := (tensor.dtype, tensor.numel())):
+            words = -(-tensor.nbytes // _WORD_BYTES)
+            length, rank = words + len(own), self._workers.rank
+            # To send and to receive: a tensor like this one, then a row.
+            self._messages = [torch.empty(length, dtype=torch.int64) for _ in range(2)]
+            self._splits = length * rank, length * (1 - rank)
+            self._tensors = [each[:words].view(tensor.dtype)[: tensor.numel()] for each in self._messages]
+            self._rows = [each[words:].numpy() for each in self._messages]
+            self._fits = fits
+        (sent, received), group = self._messages, self._workers.device_group
+        self._tensors[0].copy_(tensor)
+        self._rows[0][:] = own
+        assert group is not None
+        start_exchange(received, sent, group, self._splits).wait()
+        tensor.add_(self._tensors[1])
+        return np.array(self._rows[::-1] if self._workers.rank else self._rows)
+
+    def _sum_of_parts(self, tensor: torch.Tensor, row: Callable[[], list[int]]) -> IntArray:
+        count, rank, group = self._workers.count, self._workers.rank, self._workers.device_group
+        length = 2 * -(-tensor.numel() // (2 * count))  # The ring has two segments per worker.
+        parts = tensor.new_zeros(length * count)
+        parts[: tensor.numel()] = tensor
+        received = torch.empty_like(parts)
+        work = dist.all_to_all_single(received, parts, group=group, async_op=True)
+        own, words = row(), -(-length * tensor.element_size() // _WORD_BYTES)
+        sent = torch.zeros((count, words + len(own)), dtype=torch.int64)
+        sent[:, words:] = torch.tensor(own)
+        table = torch.empty_like(sent)
+        summands, (mine, sums) = received.view(count, length), (each.view(tensor.dtype) for each in (sent, table))
+        work.wait()
+        total = summands[rank - 1]
         for step in range(2, count + 1):
-            total = total.add_(parts[(rank - step) % count])
-        words = -(-self._part * self._tensor.element_size() // _WORD_BYTES)
-        sent = torch.zeros((count, words + len(row)), dtype=torch.int64)
-        sent[:, words:] = torch.tensor(row)
-        self._parts_of(sent, words)[:] = total
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=self._workers.device_group)
-        self._tensor.copy_(self._parts_of(received, words).reshape(-1)[: self._tensor.numel()])
-        return received[:, words:].numpy()
-
-    def _parts_of(self, table: torch.Tensor, words: int) -> torch.Tensor:
-        """The first `words` words of each row of an integer table, seen as parts of the tensor."""
-        return table.view(self._tensor.dtype)[:, : words * _WORD_BYTES // self._tensor.element_size()][:, : self._part]
+            total = total.add_(summands[(rank - step) % count])
+        mine[:, :length] = total
+        dist.all_to_all_single(table, sent, group=group)
+        tensor.copy_(sums[:, :length].reshape(-1)[: tensor.numel()])
+        return table[:, words:].numpy()

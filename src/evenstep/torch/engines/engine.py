@@ -1,16 +1,17 @@
-"""What the loader, the model and the optimizer need of an engine: the part of a worker that communicates."""
+"""The interface of engines, which do a worker's communication, to the loader, the model and the optimizer."""
 
 import threading
-import time
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from evenstep.core.errors import ConfigError, EvenstepError
-from evenstep.core.samples import EpochCosts, Ledger, Shares
+from evenstep.core.samples import EpochCosts, Ledger, Share, Shares
 from evenstep.torch.engines.traces import Inputs, tensors_of
 from evenstep.torch.processes.liveness import Liveness, explained
 from evenstep.torch.processes.workers import Workers
@@ -19,6 +20,8 @@ from evenstep.worker.iteration import units_of
 from evenstep.worker.tracker import Tracker
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from evenstep.torch.engines.loss_scale import LossScale
 
 NO_BATCH: Final = (
@@ -39,66 +42,78 @@ class Engine(ABC):
     workers did different things.
     """
 
-    def __init__(self, workers: Workers, balancer: Tracker, liveness: Liveness | None = None) -> None:
+    def __init__(self, workers: Workers, tracker: Tracker, liveness: Liveness | None = None) -> None:
         self.workers = workers
-        self.balancer = balancer
+        self.tracker = tracker
         self.hand_outs = HandOuts()
+        self.checkpoints: dict[Path, Any] = {}
+        """State of `evenstep.checkpoint` per folder, kept until the run ends."""
         self._liveness = liveness
         self._loop_over = False
         self._all_done = False
+        self.accumulates = False
+        """Whether an iteration may consist of several micro-batches."""
         self._one_at_a_time = ""
-        """What in the scheme rules out two loops at the same time, if anything does."""
-        self._looped: Origin | None = None
-        """The loader of the loop that began last, if it has not ended."""
+        """The feature of the scheme that rules out two loops at the same time, if any."""
+        self._origins: list[Origin] = []
+        """The loaders that were looped over."""
+        self.looped: Origin | None = None
+        """The loader of the last loop, if that has not ended."""
         self._loops_in: int | None = None
-        """The thread of that loop."""
+        """The thread of that loop, until a forward pass has shown that it calls the model too."""
         self._mixed = False
         self._stepped_outside: set[int] | None = None
         """The optimizers that stepped since the script left a loop before its end; None inside a loop."""
         self._strayed = False
-        """Whether a forward pass was of no batch that the loader handed out."""
+        """Whether a forward pass computed no batch of the loader."""
+        self._weight_of: Callable[[Share], float] | None = None
+        """Returns the weight of a share's gradient, if that is known at its hand-out."""
         self._scale: LossScale | None = None
-        """Looks at how the loss is scaled, where gradients are summed and it is not sure yet."""
+        """Finds out how the loss is scaled, where gradients are summed, until it is sure."""
         self._units_ahead: tuple[HandedOut | None, Any] | None = None
-        """What `weigh_by` counted in the batch of the next forward pass, and which that is expected to be."""
+        """The count from `weigh_by` for the next forward pass, and the batch that it is expected to compute."""
 
     def begin_loop(self, loader: Origin) -> None:
-        """A loop over this loader begins.
+        """Begin a loop over this loader.
 
         Raises:
-            ConfigError: It must not, inside a loop over another loader.
+            ConfigError: It is inside a loop over another loader, where it must not be.
         """
-        if self._one_at_a_time and self._looped is not None and self._looped is not loader:
+        if self._one_at_a_time and self.looped is not None and self.looped is not loader:
             raise ConfigError(
                 f"a loop over a loader began inside a loop over another, and {self._one_at_a_time} goes with one at a"
                 " time: finish or leave the first loop before, or use a scheme without it"
             )
-        self._looped, self._loops_in = loader, threading.get_ident()
+        self.looped, self._loops_in = loader, threading.get_ident()
+        if loader not in self._origins:
+            self._origins.append(loader)
 
     @abstractmethod
     def enter_loader(self) -> None:
-        """The script asks for the next batch; it may not have computed the last one."""
+        """Called when the script asks for the next batch; it may not have computed the last one."""
 
     def shares(self, ledger: Ledger, *, epoch: int, depth: int, costs: EpochCosts | None = None) -> Shares:
-        """This worker's shares of an epoch that starts at the ledger's position; by `costs` if samples differ."""
-        return self.balancer.shares(ledger, epoch=epoch, depth=depth, costs=costs)
+        """This worker's shares of an epoch that starts at the ledger's position; by `costs` if samples have them."""
+        return self.tracker.shares(ledger, epoch=epoch, depth=depth, costs=costs)
 
     def hand_out(self, batch: HandedOut) -> None:
-        """A batch is handed out. It begins now if the one before is finished."""
+        """Note that a batch is handed out. It begins now if the one before is finished."""
+        if self._weight_of is not None:
+            batch.weight = self._weight_of(batch.share) * batch.piece.portion
         self._loop_over = self._all_done = False
         self._stepped_outside = None
         if self.hand_outs.put(batch):
             self.begin(batch)
             return
         now = self.hand_outs.in_hand
-        self.balancer.fetched_ahead(ended=now is None or now.finished)
+        self.tracker.fetched_ahead(ended=now is None or now.finished)
 
     @abstractmethod
     def begin(self, batch: HandedOut) -> None:
-        """The compute of this batch begins."""
+        """Begin the compute of this batch."""
 
     def _continue_with(self, batch: HandedOut) -> None:
-        """The script has gone on to a batch that was fetched ahead."""
+        """Move on to a batch that was fetched ahead, as the script has."""
         self.batch_ends()
         self.hand_outs.skip_to(batch)
         if self._stepped_outside is not None:
@@ -107,13 +122,13 @@ class Engine(ABC):
 
     @abstractmethod
     def batch_ends(self) -> None:
-        """The batch in hand is over, and the next one was fetched already."""
+        """End the current batch, when the next one was fetched already."""
 
     def computes(self, batch: Any) -> None:
-        """The script computes this batch, as it was handed out, from now on.
+        """Note that the script computes this batch, as it was handed out, from now on.
 
         Raises:
-            ConfigError: It is none of those that were handed out and not computed.
+            ConfigError: It is not one of those that were handed out and not yet computed.
         """
         told = self.hand_outs.tell(batch)
         if told is None:
@@ -125,7 +140,7 @@ class Engine(ABC):
         """Weigh this worker's batch of that loader by `count` over the total of all workers, instead of by samples.
 
         Raises:
-            ConfigError: The count is negative or no number, no batch of the loader is in hand, or the scheme does not
+            ConfigError: The count is negative or not a number, the loader has no current batch, or the scheme does not
                 support it.
         """
         between, now = self.hand_outs.between, self.hand_outs.in_hand
@@ -143,73 +158,83 @@ class Engine(ABC):
             self.weigh(now)
 
     def units_of_all(self, units: float) -> Any:
-        """This worker's units in the form in which `HandedOut` keeps them until its weight is set."""
+        """Return this worker's units in the form that `HandedOut` keeps until its weight is set."""
         return units
 
     @abstractmethod
     def weigh(self, batch: HandedOut) -> None:
-        """The batch in hand has units."""
+        """Called when the current batch has units."""
 
     def end_loop(self) -> None:
-        """All batches of the epoch were handed out; some may not be computed yet."""
+        """Called when all batches of the epoch were handed out; some may not be computed yet."""
         self.hand_outs.ask()
         self._loop_over, self._all_done = True, self.hand_outs.done
 
     def leave_loop(self) -> None:
-        """The script has left the epoch, at its end or before."""
-        self._looped = None
+        """Called when the script has left the epoch, at its end or before."""
+        self.looped = None
         self._stepped_outside = None if self._loop_over else set()
-        self.balancer.leave_loop()
+        self.tracker.leave_loop()
 
     @property
     def synchronises(self) -> bool:
-        """Whether the optimizer steps on the batch in hand, which may be one of several micro-batches."""
+        """True if the optimizer steps on the current batch, which may be one of several micro-batches."""
         return True
 
     @property
     def unsettled(self) -> str | None:
-        """Why a checkpoint of one worker would not serve all workers now; None if it does."""
+        """The reason why one worker's checkpoint would not serve all workers now; None if it would."""
         return None
 
     def settle(self) -> None:
         """Make the weights of all workers equal, if the scheme lets them differ between steps."""
         return
 
-    def forward_begins(self, model: int, inputs: Any) -> HandedOut | None:
-        """The model of that index begins a forward pass; returns the batch that it is of, if there is one.
+    def compare_replicas(self) -> None:
+        """Check, on all workers together, that they have the same weights, if the scheme promises that.
 
         Raises:
-            ConfigError: Several batches were fetched ahead, and which of them it is of cannot be known.
+            DisagreementError: They do not.
+        """
+        return
+
+    def forward_begins(self, model: int, inputs: Any) -> HandedOut | None:
+        """Called when the model of that index begins a forward pass; returns the batch that it computes, if any.
+
+        Raises:
+            ConfigError: Several batches were fetched ahead, and it is not known which of them it computes.
         """
         given = Inputs(inputs)
-        self._require_one_thread()
+        if self._loops_in is not None:
+            self._require_one_thread()
         if self._loop_over:
             over = self._all_done or self.hand_outs.beyond(model, given)
             self._all_done = over and not self.hand_outs.kept(given)
         batch = self.hand_outs.in_hand if self._all_done else self.hand_outs.of_forward(model, given)
-        if batch is not None and batch is not self.hand_outs.in_hand:
+        if batch is None:
+            self._strayed = True
+            return None
+        if batch is not self.hand_outs.in_hand:
             self._continue_with(batch)
-        if batch is not None:
-            self._take_units(batch)
-            batch.passed[model] = batch.passed.get(model, 0) + 1
-            batch.origin.computed = True
-            if self._scale is not None and self._scale.looks:
-                self._scale.forward_begins(given)
-        self._strayed |= batch is None
+        if self._units_ahead is not None:
+            self._take_units(batch, *self._units_ahead)
+        batch.passed[model] = batch.passed.get(model, 0) + 1
+        batch.origin.computed = True
+        if self._scale is not None and self._scale.looks:
+            self._scale.forward_begins(given)
         return batch
 
     def _require_one_thread(self) -> None:
-        if self._loops_in not in (None, threading.get_ident()):
+        if self._loops_in != threading.get_ident():
             raise ConfigError(
                 "the prepared loader is looped over in another thread than the one that calls the model, as by a"
                 " prefetcher with a thread, and both would communicate at the same time: loop over it in the same"
                 " thread (num_workers fetches samples ahead)"
             )
+        self._loops_in = None
 
-    def _take_units(self, batch: HandedOut) -> None:
-        if self._units_ahead is None:
-            return
-        (due, batch.units), self._units_ahead = self._units_ahead, None
+    def _take_units(self, batch: HandedOut, due: HandedOut | None, units: Any) -> None:
+        batch.units, self._units_ahead = units, None
         if due is not batch:
             raise ConfigError(
                 "weigh_by was called with several batches fetched ahead, and not for the one that was computed next:"
@@ -218,35 +243,45 @@ class Engine(ABC):
         self.weigh(batch)
 
     def reduction_begins(self, model: int, *, synchronises: bool) -> None:
-        """The forward pass of this model begins; `synchronises`: its backward sums gradients over workers."""
-        self.balancer.stopwatch.run()
+        """Called when this model's forward pass begins; `synchronises`: its backward sums gradients over workers."""
+        self.tracker.stopwatch.run()
 
-    def forward_ends(self, model: int, batch: HandedOut | None, outputs: Any) -> None:
-        """The forward pass of this model is over. Its backward is noticed at its outputs."""
+    def forward_ends(self, model: int, batch: HandedOut | None, outputs: Any, *, communicates: bool = False) -> None:
+        """Called when this model's forward pass is over. Its backward is noticed at its outputs.
+
+        `communicates`: it was of the script's own DistributedDataParallel, which may have communicated.
+        """
+        if communicates and self._scale is not None and self._scale.looks:
+            self._scale.loss_begins()
         if batch is None:
             return
-        watched = [each for each in tensors_of(outputs) if each.requires_grad]
-        batch.open = bool(watched)
-        for each in watched:
-            each.register_hook(partial(self._backward_begins, model, batch))  # type: ignore[no-untyped-call]
-
-    def loss_begins(self) -> None:
-        """The forward pass of the script's own DistributedDataParallel, which may communicate, is over."""
-        if self._scale is not None and self._scale.looks:
-            self._scale.loss_begins()
+        batch.open = False
+        for each in tensors_of(outputs):
+            if each.requires_grad:
+                batch.open = True
+                each.register_hook(partial(self._backward_begins, model, batch))  # type: ignore[no-untyped-call]
 
     def _backward_begins(self, model: int, batch: HandedOut, _: torch.Tensor | None) -> None:
         batch.open, batch.backward = False, True
         now = self.hand_outs.in_hand
-        self._mixed |= now is not None and not batch.weighs_as(now)
+        if now is not batch and now is not None:
+            self._mixed |= not batch.weighs_as(now)
 
-    def check_batch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Check that this step is of the batch in hand, as `require_handed_out` and `require_unmixed`."""
-        if self._strayed:
-            self.require_handed_out()
+    def check_batch(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Check that this step, by the optimizer if one is given, belongs to the current batch.
+
+        Raises:
+            ConfigError: The loader has not handed out any batch, and the model was trained on something else; or a
+                backward was weighed as the backward of another batch.
+        """
+        if self._strayed and self.workers.count > 1 and self.hand_outs.in_hand is None:
+            raise ConfigError(NO_BATCH)
         if self._mixed:
-            self.require_unmixed()
-        if self._stepped_outside is None or self.workers.count == 1:
+            raise ConfigError(
+                "the backward of a batch came after the next batch had begun, and the two have different weights: run"
+                " the backward of a batch before the forward pass of the next"
+            )
+        if optimizer is None or self._stepped_outside is None or self.workers.count == 1:
             return
         if id(optimizer) in self._stepped_outside:
             warnings.warn(
@@ -256,59 +291,55 @@ class Engine(ABC):
             )
         self._stepped_outside.add(id(optimizer))
 
-    def require_handed_out(self) -> None:
-        """Check that the script loops over the prepared loader.
-
-        Raises:
-            ConfigError: It has not handed out any batch, and the model was trained on something else.
-        """
-        if self.workers.count > 1 and self.hand_outs.in_hand is None and self._strayed:
-            raise ConfigError(NO_BATCH)
-
-    @property
-    def looping(self) -> bool:
-        """Whether the script is in a loop over a prepared loader."""
-        return self._looped is not None
-
     def require_summed(self) -> None:
-        """Check that the gradients of the batch in hand, if it has any, are summed over the workers.
+        """Check that the gradients of the current batch, if it has any, are summed over the workers.
 
         Raises:
-            ConfigError: They are not.
+            ConfigError: They are not summed.
         """
         return  # Only engines that sum in backward can tell.
 
-    def require_unmixed(self) -> None:
-        """Check that no backward was weighed as that of another batch.
-
-        Raises:
-            ConfigError: One was.
-        """
-        if self._mixed:
-            raise ConfigError(
-                "the backward of a batch came after the next batch had begun, and the two have different weights: run"
-                " the backward of a batch before the forward pass of the next"
-            )
-
     @abstractmethod
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Called before any weight changes, by a step of one of the script's optimizers.
+        """Called by a step of one of the script's optimizers, before any weight changes.
 
         Raises:
             ConfigError: The optimizer must not step now, or not on these gradients.
         """
 
-    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Called after a step of one of the script's optimizers."""
-        return
+    def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Called after a step of one of the script's optimizers, as a hook."""
+        for origin in self._origins:
+            now = self.hand_outs.latest_of(origin) if self.hand_outs.ahead else origin.batch
+            origin.stepped = 0 if now is None else now.iteration
 
     def explained(self, cause: Exception) -> EvenstepError:
         """The error to raise after a collective failed with `cause`; it names the missing worker."""
-        return explained(cause, self._liveness, time.sleep)
+        return explained(cause, self._liveness)
+
+    @contextmanager
+    def meeting(self, seen: AbstractContextManager[None] | None = None) -> Iterator[None]:
+        """Inside, the worker waits for the others and does not compute; they see it waiting, or as in `seen`.
+
+        Raises:
+            EvenstepError: A collective failed; it names the missing worker.
+        """
+        try:
+            with self.tracker.interrupted(), seen or self.tracker.activity.waiting():
+                yield
+        except RuntimeError as error:
+            raise self.explained(error) from error
 
     def close(self) -> None:
-        """Stop the pulse and the recording, and leave the process groups of this run."""
-        self.balancer.close()
-        if self._liveness is not None:
-            self._liveness.close()
-        self.workers.leave()
+        """Stop the pulse and the recording, and leave the process groups of this run.
+
+        Raises:
+            CheckpointError: A checkpoint that was being written could not be finished.
+        """
+        with ExitStack() as ending:
+            ending.callback(self.workers.leave)
+            if self._liveness is not None:
+                ending.callback(self._liveness.close)
+            ending.callback(self.tracker.close)
+            for each in self.checkpoints.values():
+                ending.callback(each.close)

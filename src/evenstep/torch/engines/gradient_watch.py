@@ -1,4 +1,4 @@
-"""Finds gradients that DistributedDataParallel did not sum: it does not report them, and the workers would diverge."""
+"""Finds gradients that DistributedDataParallel did not sum. It does not report them, and the workers would diverge."""
 
 from typing import TYPE_CHECKING, Final, final
 
@@ -12,41 +12,36 @@ _MAX_NAMED: Final = 3
 
 @final
 class GradientWatch:
-    """Knows whether a model's gradients are sums over all workers.
+    """Tracks whether a model's gradients are sums over all workers.
 
     Backward reaches the first trained parameter last. If a gradient arrives there and the reduction of the last bucket
     does not follow, the gradients are this worker's alone.
+
+    Attributes:
+        local: Whether a gradient arrived there since the last bucket was on its way to all workers.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
         self._frozen = {name: each for name, each in model.named_parameters() if not each.requires_grad}
-        self._local = False
-        self._awaited = False
-        self._unsynchronised = False
+        self.local = False
         self._handle: RemovableHandle | None = None
         if self._trained:
             first = next(iter(self._trained.values()))
             self._handle = first.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
 
     def _arrived(self, _: torch.Tensor) -> None:
-        self._local = True
+        self.local = True
 
-    def forward(self, *, synchronises: bool) -> None:
-        """A forward pass through DistributedDataParallel, whose backward will, or will not, synchronise."""
-        self._awaited = synchronises
-        self._unsynchronised = not synchronises
+    def trouble(self, optimizer: torch.optim.Optimizer, *, reduces: bool | None) -> str | None:
+        """The reason why an optimizer must not step; None if all its gradients are sums.
 
-    def reduced(self) -> None:
-        """The last bucket is on its way to all workers."""
-        self._local = self._awaited = self._unsynchronised = False
-
-    def trouble(self, optimizer: torch.optim.Optimizer) -> str | None:
-        """Why an optimizer must not step; None if all its gradients are sums."""
-        if not self._frozen and not self._local:
+        `reduces`: whether the backward of the last forward pass will synchronise; None if it has.
+        """
+        if not self._frozen and not self.local:
             return None
         thawed = [name for name, each in self._frozen.items() if each.requires_grad and each.grad is not None]
-        if not thawed and not self._local:
+        if not thawed and not self.local:
             return None
         stepped = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         if any(self._frozen[name] in stepped for name in thawed):
@@ -56,24 +51,24 @@ class GradientWatch:
             )
         if not any(each in stepped and each.grad is not None for each in self._trained.values()):
             return None
-        if self._unsynchronised:
+        if reduces is False:
             return (
                 "the last backward before this step was inside no_sync, so each worker has its own gradient: leave"
                 " no_sync for the last forward and backward of a step"
             )
         without = [name for name, each in self._trained.items() if each.grad is None]
-        if self._awaited and without:
+        if reduces and without:
             return (
                 f"{_named(without)} got no gradient, and DistributedDataParallel waits for one: freeze before prepare"
                 " what is never used, or give prepare DistributedDataParallel(model, find_unused_parameters=True)"
             )
         return (
             "a backward was not summed over the workers: call the model that prepare returned (not its .module) once"
-            " for each backward, and add losses up that rest on one forward pass"
+            " for each backward, add losses up that rest on one forward pass, and change a model's dtype before prepare"
         )
 
     def close(self) -> None:
-        """Remove the hook, which autograd keeps alive."""
+        """Remove the hook."""
         if self._handle is not None:
             self._handle.remove()
 

@@ -1,19 +1,20 @@
 """The local engine: workers train alone for some iterations, then average their models (local SGD)."""
 
 import time
-from collections.abc import Sequence
-from typing import final
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, final
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from evenstep.core.errors import ConfigError, DisagreementError, EvenstepError
+from evenstep.core.activity import Doing
+from evenstep.core.errors import ConfigError, DisagreementError
 from evenstep.core.samples import ends_period
 from evenstep.core.workers import minority, name_workers
 from evenstep.schemes import Scheme
 from evenstep.tensors.messages import all_finite
-from evenstep.torch.engines.average import agree_on_step_counts, average, averaged_tensors, digest, step_counts
 from evenstep.torch.engines.engine import Engine
 from evenstep.torch.engines.reports import ReportExchange
 from evenstep.torch.processes.liveness import Liveness
@@ -23,32 +24,35 @@ from evenstep.worker.iteration import Iteration
 from evenstep.worker.nonfinite import NonfiniteGuard
 from evenstep.worker.tracker import Tracker
 
+_CHUNK_BYTES: Final = 32 * 2**20
+_MIN_BYTES: Final = 4
+
 
 @final
 class LocalEngine(Engine):
     """Workers step alone and average their models every `period` iterations.
 
-    All iterations between two averages are one iteration to the balancer and in the event log. The average takes place
-    when the script asks for the next batch, after its optimizer has stepped.
+    All iterations between two averages count as one iteration for the tracker and in the event log. The average takes
+    place when the script asks for the next batch, after its optimizer has stepped.
     """
 
     def __init__(
         self,
         workers: Workers,
-        balancer: Tracker,
+        tracker: Tracker,
         liveness: Liveness | None,
         *,
         scheme: Scheme,
         models: Sequence[torch.nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
-        super().__init__(workers, balancer, liveness)
+        super().__init__(workers, tracker, liveness)
         assert scheme.period is not None
         self._period = scheme.period
-        self._nonfinite = None if scheme.nonfinite == "spread" else NonfiniteGuard(scheme.nonfinite, balancer)
+        self._nonfinite = None if scheme.nonfinite == "spread" else NonfiniteGuard(scheme.nonfinite, tracker)
         self._models = models
         self._optimizers = optimizers
-        self._exchange = ReportExchange(workers, balancer)
+        self._exchange = ReportExchange(workers, tracker.meter)
         self._units = 0.0
         self._count = 0.0
         self._weighed = False
@@ -66,7 +70,7 @@ class LocalEngine(Engine):
         if now is None or now.finished:
             self._end_iteration(meet=False)
         else:
-            self.balancer.enter_loader(ended=False)
+            self.tracker.enter_loader(ended=False)
 
     def batch_ends(self) -> None:
         now = self.hand_outs.in_hand
@@ -78,34 +82,31 @@ class LocalEngine(Engine):
         self._end_iteration(meet=False)
 
     def _end_iteration(self, *, meet: bool) -> None:
-        """Finish the iteration in hand; average if `meet` is set or the period is over."""
-        self.balancer.stopwatch.pause()
-        now = self.balancer.iteration
+        """Finish the current iteration; average if `meet` is set or the period is over."""
+        self.tracker.stopwatch.pause()
+        now = self.tracker.iteration
         if now is not None and self._in_hand:
             self._finish()
             meet = meet or ends_period(now.share, self._period)
         if now is not None and meet:
-            try:
-                with self.balancer.activity.waiting(now.number + 1):
-                    self._meet(now)
-            except (RuntimeError, EvenstepError) as error:
-                raise self.explained(error) from error
-        self.balancer.enter_loader()
-        self._exchange.learn()
+            with self.meeting(self.tracker.activity.waiting(now.number + 1)):
+                self._meet(now)
+        self.tracker.enter_loader()
+        self.tracker.learn()
 
     def _finish(self) -> None:
-        """Count the batch in hand, and hold the worker if slowness is emulated."""
+        """Count the current batch, and hold the worker if slowness is emulated."""
         self._in_hand = False
         self._units += self._count
-        self.balancer.batch_ends(self._began_at)
+        self.tracker.batch_ends(self._began_at)
 
     def begin(self, batch: HandedOut) -> None:
-        before, hold = self.balancer.iteration, self.balancer.hold
+        before, hold = self.tracker.iteration, self.tracker.hold
         goes_on = before is not None and before.paused is None
-        self._began_at = self.balancer.stopwatch.read() if goes_on and hold is not None else 0.0
+        self._began_at = self.tracker.stopwatch.read() if goes_on and hold is not None else 0.0
         if hold is not None:
             hold.begin_iteration()
-        self.balancer.begin(batch.share, batch.piece, batch.epoch, batch.origin.number)
+        self.tracker.begin(batch.share, batch.piece, batch.epoch, batch.origin.number)
         self._in_hand = True
         self._stepped.clear()
         self._count = batch.piece.samples
@@ -118,49 +119,50 @@ class LocalEngine(Engine):
 
     @property
     def unsettled(self) -> str | None:
-        now = self.balancer.iteration
+        now = self.tracker.iteration
         if self.workers.count == 1 or now is None or now.paused is not None:
             return None
         return "each worker's weights are its own until the next average: call loader.settle() on all before saving"
 
     def settle(self) -> None:
-        with self.balancer.activity.waiting():  # Afterwards the script goes on, and asks for no batch.
+        with self.tracker.activity.waiting():  # Afterwards the script continues without asking for a batch.
             self._end_iteration(meet=self.unsettled is not None)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Drop the gradients if the batch is a copy of another worker's sample."""
         self.check_batch(optimizer)
-        self.balancer.steps()
+        self.tracker.mark(Doing.STEPPED)
         if self.hand_outs.in_hand is not None:
             self.hand_outs.in_hand.closed = True
-        now = self.balancer.iteration
+        now = self.tracker.iteration
         if now is not None and self._in_hand and not now.share.samples:
             for model in self._models:
                 for parameter in model.parameters():
                     parameter.grad = None
 
-    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Average here after the last batch, if the loop ended before it was computed."""
+        super().after_step(optimizer)
         self._stepped.add(id(optimizer))
         last = self._loop_over and self._in_hand and not self.hand_outs.ahead
         if last and self._stepped.issuperset(map(id, self._optimizers)):
-            with self.balancer.activity.waiting():
+            with self.tracker.activity.waiting():
                 self._end_iteration(meet=False)
 
     def _meet(self, now: Iteration) -> None:
         """Average the models, and exchange the reports of all workers."""
         now.paused = time.perf_counter()
-        named = averaged_tensors(self._models, self._optimizers)
-        counts = step_counts(self._optimizers)
+        named = _averaged_tensors(self._models, self._optimizers)
+        counts = _step_counts(self._optimizers)
         kinds = [(name, tuple(each.shape), each.dtype) for name, each in {**named, "counts": counts}.items()]
         finite = self._nonfinite is None or all_finite(named.values())
         counted = self._units if finite else 0.0
-        # A row has integers: the bits of a float.
-        extra = (int(np.float64(counted).view(np.int64)), digest(kinds), digest(counts.tolist()))
+        # A row has integers only: the float travels as its bits.
+        extra = int(np.float64(counted).view(np.int64)), zlib.crc32(repr(kinds).encode())
         self._exchange.start(self._exchange.row(now, weighed=self._weighed, extra=extra))
         table = self._exchange.wait()
         assert table is not None
-        units, digests, steps = self._exchange.check(table).T
+        units, digests = self._exchange.check(table).T
         odd = minority([str(each) for each in digests.tolist()])
         if odd:
             raise DisagreementError(
@@ -171,10 +173,102 @@ class LocalEngine(Engine):
         if self._nonfinite is not None and not finite:
             self._nonfinite.skip(now, finite=bool(total))
         if total and group is not None:
-            average(list(named.values()), counted / total, group)
-            if len(set(steps.tolist())) > 1:
-                assert self.workers.host_group is not None
-                agree_on_step_counts(self._optimizers, counts, counted=counted > 0, group=self.workers.host_group)
-        self.balancer.stopwatch.synchronised()
+            _average(list(named.values()), counted / total, group)
+            if len(counts) and self.workers.host_group is not None:
+                _agree_on_step_counts(self._optimizers, counts, counted=counted > 0, group=self.workers.host_group)
+        self.tracker.stopwatch.synchronised()
         now.synchronised_seconds = time.perf_counter() - now.paused
         self._units, self._weighed = 0.0, False
+
+
+def _averaged_tensors(
+    models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+) -> dict[str, torch.Tensor]:
+    """The tensors to average: parameters, buffers and optimizer state, by name, in the same order on every worker.
+
+    Integers are left out, and so are the optimizers' counts of steps (`_step_counts`).
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for index, model in enumerate(models):
+        weights = ((name, weight.detach()) for name, weight in model.named_parameters() if weight.requires_grad)
+        tensors.update({f"{index} {name}": tensor for name, tensor in (*weights, *model.named_buffers())})
+    for number, state in enumerate(_states(optimizers)):
+        keys = [key for key in sorted(state) if key != "step" and torch.is_tensor(state[key])]
+        tensors.update({f"state {number} {key}": state[key] for key in keys})
+    return {
+        name: torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point() or tensor.is_complex()
+    }
+
+
+def _states(optimizers: Sequence[torch.optim.Optimizer]) -> list[dict[str, Any]]:
+    """The state of each parameter of each optimizer."""
+    return [
+        optimizer.state.get(parameter, {})
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
+
+
+def _step_counts(optimizers: Sequence[torch.optim.Optimizer]) -> torch.Tensor:
+    """The number of steps of each parameter, for optimizers that count them (such as Adam): float64, on the CPU."""
+    counts = [torch.as_tensor(state["step"]) for state in _states(optimizers) if "step" in state]
+    if not counts:
+        return torch.zeros(0, dtype=torch.float64)
+    return torch.stack([count.to(counts[0].device) for count in counts]).to("cpu", torch.float64)
+
+
+def _agree_on_step_counts(
+    optimizers: Sequence[torch.optim.Optimizer], counts: torch.Tensor, *, counted: bool, group: dist.ProcessGroup
+) -> None:
+    """Set each parameter's count of steps to the largest one among the workers that are `counted`.
+
+    A worker that had no samples, or skipped a step, is behind, but its averaged moments are as old as the others', and
+    Adam corrects them by this count. The largest equals the count of a single process, and counts never decrease.
+
+    Raises:
+        RuntimeError: The collective failed.
+    """
+    agreed = counts.clone() if counted else torch.zeros_like(counts)
+    dist.all_reduce(agreed, dist.ReduceOp.MAX, group=group)
+    states = [state for state in _states(optimizers) if "step" in state]
+    for state, count in zip(states, agreed.tolist(), strict=True):
+        if torch.is_tensor(state["step"]):
+            state["step"].fill_(count)
+        else:
+            state["step"] = type(state["step"])(count)
+
+
+def _average(tensors: Sequence[torch.Tensor], weight: float, group: dist.ProcessGroup) -> None:
+    """Replace each tensor, in place, by the sum over all workers of weight times tensor.
+
+    The weights of all workers sum to 1. A worker of weight 0 does not count, even if it holds a NaN.
+
+    Raises:
+        RuntimeError: A collective failed.
+    """
+    for chunk in _chunks(tensors):
+        flat = torch.cat([tensor.reshape(-1) for tensor in chunk])
+        if flat.element_size() < _MIN_BYTES:
+            flat = flat.float()  # A weight times a 16-bit number would lose bits in every average.
+        flat = flat.mul_(weight) if weight else flat.zero_()
+        dist.all_reduce(flat, group=group)
+        for tensor, part in zip(chunk, torch.split(flat, [each.numel() for each in chunk]), strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+
+def _chunks(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Groups of neighbours of the same kind: small tensors share a message, without a copy of everything at once."""
+    chunk: list[torch.Tensor] = []
+    held = 0
+    for tensor in tensors:
+        unlike = chunk and (tensor.dtype, tensor.device) != (chunk[0].dtype, chunk[0].device)
+        if unlike or (chunk and held + tensor.nbytes > _CHUNK_BYTES):
+            yield chunk
+            chunk, held = [], 0
+        chunk.append(tensor)
+        held += tensor.nbytes
+    if chunk:
+        yield chunk

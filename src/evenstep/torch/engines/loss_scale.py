@@ -1,4 +1,4 @@
-"""Notices a loss that is not the mean over the worker's own batch, for which its gradient would be weighed wrongly."""
+"""Detects a loss that is not the mean over the worker's own batch; its gradient would be weighed wrongly."""
 
 import gc
 import warnings
@@ -9,66 +9,74 @@ import torch
 import torch.distributed as dist
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.loss_scale import is_mean
+from evenstep.core.loss_scale import is_in_order, is_mean, is_mean_by_norms
 from evenstep.core.shown import shown
 from evenstep.torch.engines.traces import Inputs
 from evenstep.torch.engines.weighting import current_backward
-from evenstep.torch.processes.workers import Workers, gather
+from evenstep.torch.processes.workers import Workers, of_all
 from evenstep.worker.hand_outs import HandedOut
 
 _UNLIKE: Final = 1.2
-"""The largest batch over the smallest, from which on an iteration tells something."""
+"""The least ratio of the largest batch to the smallest for which an iteration is informative."""
 _LOOKS: Final = (20, 40, 80, 160)
-"""After so many such iterations the workers compare what they saw, until it is sure."""
+"""The number of such iterations after which the workers compare what they saw, until it is sure."""
+_ZERO: Final = torch.zeros((), dtype=torch.float64)
+_UNKNOWN: Final = torch.full((2,), torch.nan, dtype=torch.float64)
 _ADVICE: Final = "docs/losses.md has the settings"
 
 
 @final
 class LossScale:
-    """Looks at iterations with unlike sizes until it is sure how the loss is scaled. Nothing is sent before a look.
+    """Looks at iterations with unequal sizes until it is sure how the loss is scaled; sends nothing before `compare`.
 
-    Three things are looked at: how the gradients at the model's outputs differ between large and small batches, whether
-    the script communicates over the default group between the forward pass and its backward, and whether the model is
-    given rows of another loader.
+    It looks at three things: how the gradients at the model's outputs (or at its parameters, if the outputs have no
+    rows) differ between large and small batches, whether the script communicates over the default group between the
+    forward pass and its backward, and whether the model is given rows of another loader.
 
     Attributes:
-        looks: Whether the present iteration is looked at.
+        looks: Whether the current iteration is looked at.
         over: Whether nothing more is to be looked at.
     """
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: Workers, *, by_norms: bool, sharded: bool) -> None:
         self.looks = self.over = False
+        self._by_norms = by_norms  # Not with BatchNorm, where small batches have small gradients.
         self._workers = workers
         self._sizes: list[list[int]] = []
         self._levels: list[torch.Tensor] = []
+        """Of each iteration, as in `_level_of`."""
+        self._norms: list[torch.Tensor] = []
         self._batch: HandedOut | None = None
         self._of_backward: dict[int, torch.Tensor] = {}
-        """By backward pass: one of `torch.autograd.grad`, as for a penalty, comes to no parameter."""
+        """By backward pass, since one of `torch.autograd.grad`, as for a penalty, does not reach the parameters."""
         self._level: torch.Tensor | None = None
-        self._group: Any = None if workers.given_group is not None else dist.group.WORLD
+        self._norm = _ZERO
+        """The norm of the parameters' weighed gradient, from backward passes whose outputs have no rows."""
+        # A model that is sharded communicates over the default group itself.
+        self._group: Any = None if workers.given_group is not None or sharded else dist.group.WORLD
         self._calls = self._foreign = 0
 
     def begins(self, batch: HandedOut) -> None:
-        """This batch is computed from now on."""
+        """Note that this batch is computed from now on."""
         smallest, *_, largest = sorted(batch.share.sizes.tolist())
-        unlike = largest >= _UNLIKE * smallest
+        unlike = largest >= _UNLIKE * smallest > 0
         self.looks = unlike and batch.units is None and batch.piece.cost is None
-        self._batch, self._level = batch, None
+        self._batch, self._level, self._norm = batch, None, _ZERO
         self._of_backward.clear()
         self.loss_begins()
 
     def forward_begins(self, given: Inputs) -> None:
-        """A model is given this."""
+        """Note the inputs of a model."""
         self._warn_of_communication()
         self._foreign += self._batch is not None and given.foreign(self._batch)
 
     def loss_begins(self) -> None:
-        """What is communicated from now on until the backward is the script's."""
+        """Note that communication from now on until the backward is the script's own."""
         if self._group is not None:
-            self._calls = self._group._get_sequence_number_for_group()
+            self._calls = _calls_of(self._group)
 
     def backward_begins(self, gradient: torch.Tensor) -> None:
-        """A backward has come to an output of a model."""
+        """Note that a backward has reached an output of a model."""
         self._warn_of_communication()
         assert self._batch is not None
         samples, backward = self._batch.share.samples, current_backward()
@@ -77,12 +85,16 @@ class LossScale:
             if level is not None:
                 self._of_backward[backward] = level
 
-    def summed(self) -> None:
-        """The present backward has come to the parameters, whose gradients are summed over the workers."""
-        self._level = self._of_backward.get(current_backward(), self._level)
+    def summed(self, gradients: torch.Tensor) -> None:
+        """Note the gradients that this backward has reached, which are weighed and will be summed over the workers."""
+        level = self._of_backward.get(current_backward())
+        if level is not None:
+            self._level = level
+        elif self._by_norms and not gradients.is_sparse:
+            self._norm = torch.hypot(self._norm.to(gradients.device), _norms_of(gradients))
 
     def _warn_of_communication(self) -> None:
-        if self._group is not None and self._group._get_sequence_number_for_group() != self._calls:
+        if self._group is not None and _calls_of(self._group) != self._calls:
             self._group = None
             warnings.warn(
                 "the script communicates between its batch and the backward. If its loss is divided by what all"
@@ -92,10 +104,11 @@ class LossScale:
             )
 
     def ends(self) -> bool:
-        """The iteration is over on all workers; returns whether they are to `compare` what they saw."""
+        """End the iteration, on all workers; returns whether they are to `compare` what they saw."""
         assert self._batch is not None
         self._sizes.append(self._batch.share.sizes.tolist())
-        self._levels.append(torch.tensor(torch.nan, dtype=torch.float64) if self._level is None else self._level)
+        self._levels.append(_UNKNOWN if self._level is None else self._level)
+        self._norms.append(self._norm)
         self.looks = False
         if len(self._sizes) == _LOOKS[0] <= self._foreign and _loops_over_another_loader():
             warnings.warn(
@@ -110,12 +123,15 @@ class LossScale:
         """Decide whether the loss is a mean; all workers must call it together.
 
         Raises:
-            ConfigError: The loss is no mean over the worker's own batch.
+            ConfigError: The loss is not the mean over the worker's own batch.
         """
-        # Text takes no NaN.
-        mine = [str(float(each)) for each in self._levels]
-        levels = np.array([each["levels"] for each in gather(self._workers, {"levels": mine})], dtype=np.float64).T
-        mean = is_mean(np.array(self._sizes), levels)
+        sizes = np.array(self._sizes)
+        mine = [[*level.tolist(), float(norm)] for level, norm in zip(self._levels, self._norms, strict=True)]
+        told = of_all(self._workers, torch.tensor(mine, dtype=torch.float64))
+        levels, trends, norms = told.numpy().transpose(2, 1, 0)
+        mean = None if is_in_order(trends) else is_mean(sizes, levels)
+        if mean is None:
+            mean = is_mean_by_norms(sizes, norms / sizes)  # They are weighed.
         self.over = mean is not None or len(self._sizes) == _LOOKS[-1]
         if mean is False:
             raise ConfigError(
@@ -126,21 +142,40 @@ class LossScale:
             )
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _calls_of(group: Any) -> int:
+    """The number of collectives of this group so far."""
+    return int(group._get_sequence_number_for_group())
+
+
 def _level_of(gradient: torch.Tensor, samples: int) -> torch.Tensor | None:
-    """The mean log norm of the samples' gradients, without those that are 0; None if no axis has the samples."""
+    """The mean log norm of the samples' gradients, and that of the first half of them less that of the second.
+
+    Gradients of zero do not count. None if no axis has the samples.
+    """
     if gradient.ndim and not gradient.shape[0] % samples:
-        rows = gradient.reshape(samples, -1)  # Several rows of a sample may follow each other.
+        rows = gradient.reshape(samples, -1)  # A sample may have several consecutive rows.
     elif gradient.ndim > 1 and gradient.shape[1] == samples:
         rows = gradient.transpose(0, 1).reshape(samples, -1)
     else:
         return None
-    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.promote_types(gradient.dtype, torch.float32)).double()
-    level: torch.Tensor = torch.where(norms > 0, norms.log(), 0.0).sum() / (norms > 0).sum()
-    return level
+    norms = _norms_of(rows, dim=1)
+    counted = norms > 0
+    logs = torch.where(counted, norms.log(), 0.0)
+    halves = torch.stack([logs[: samples // 2].sum(), logs[samples // 2 :].sum()])
+    counts = torch.stack([counted[: samples // 2].sum(), counted[samples // 2 :].sum()])
+    first, second = halves / counts
+    return torch.stack([halves.sum() / counts.sum(), first - second])
+
+
+def _norms_of(values: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+    wide = torch.promote_types(values.dtype, torch.float32)
+    norms: torch.Tensor = torch.linalg.vector_norm(values, dim=dim, dtype=wide).double()
+    return norms
 
 
 def _loops_over_another_loader() -> bool:
-    """Whether the script is in a loop over a DataLoader that was not prepared."""
+    """True if the script is in a loop over a DataLoader that was not prepared."""
     loops = [
         each for each in gc.get_objects() if issubclass(type(each), torch.utils.data.dataloader._BaseDataLoaderIter)
     ]

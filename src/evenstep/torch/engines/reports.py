@@ -10,8 +10,7 @@ import torch.distributed as dist
 from evenstep.core.values import IntArray
 from evenstep.launch.c10d import start_exchange
 from evenstep.torch.processes.workers import Workers, gather
-from evenstep.worker.rows import Rows
-from evenstep.worker.tracker import Tracker
+from evenstep.worker.meter import Meter, Rows
 
 
 @final
@@ -19,16 +18,18 @@ class ReportExchange(Rows):
     """All-gathers the rows of all workers.
 
     Every worker starts and awaits its exchanges at the same places of the iteration, so a decision never depends on
-    what has arrived by chance.
+    which messages happen to have arrived.
 
     Attributes:
-        pending: What there is to wait for.
+        rows: The rows of all workers, [workers, columns], which are there when `work` is done; None if none are sent.
+        work: The exchange that is under way, if any.
     """
 
-    def __init__(self, workers: Workers, balancer: Tracker) -> None:
-        super().__init__(balancer, partial(gather, workers))
+    def __init__(self, workers: Workers, meter: Meter) -> None:
+        super().__init__(meter, partial(gather, workers))
         self._workers = workers
-        self.pending: tuple[dist.Work | None, IntArray, IntArray] | None = None
+        self.rows: IntArray | None = None
+        self.work: dist.Work | None = None
 
     def start(self, row: list[int]) -> None:
         """Send this worker's row; first finish an exchange under way, to keep the order of collectives."""
@@ -36,23 +37,17 @@ class ReportExchange(Rows):
         group, copies = self._workers.host_group, np.empty((self._workers.count, len(row)), dtype=np.int64)
         copies[:] = row
         if group is None:
-            self.pending = (None, copies, copies)
+            self.rows = copies
             return
-        # An all-gather in one hop, from each worker to each. Gloo's all_gather goes round a ring, wake-up by wake-up.
-        table = np.empty_like(copies)
-        work = start_exchange(torch.from_numpy(table), torch.from_numpy(copies), group)
-        # The copies are kept with the rest because the sending thread still reads them.
-        self.pending = (work, table, copies)
+        # An all-gather in one hop, from each worker to each. Gloo's all_gather wakes up at each hop of a ring.
+        self.rows, self._sent = np.empty_like(copies), copies  # The sending thread still reads the copies.
+        self.work = start_exchange(torch.from_numpy(self.rows), torch.from_numpy(copies), group)
 
     def deliver(self, rows: IntArray) -> None:
-        """Take in the rows of all workers that another message carried, as a finished exchange."""
-        self.wait()
-        self.pending = (None, rows, rows)
-
-    @property
-    def arrived(self) -> bool:
-        """Whether `wait` returns at once."""
-        return self.pending is not None and self.pending[0] is None
+        """Accept the rows of all workers that came with another message, as a finished exchange."""
+        if self.work is not None:
+            self.wait()
+        self.rows = rows
 
     def wait(self) -> IntArray | None:
         """Wait for the rows under way, [workers, columns]; None if none are under way.
@@ -60,9 +55,7 @@ class ReportExchange(Rows):
         Raises:
             RuntimeError: The collective failed.
         """
-        if self.pending is None:
-            return None
-        (work, table, _), self.pending = self.pending, None
+        (work, rows), self.work, self.rows = (self.work, self.rows), None, None
         if work is not None:
             work.wait()
-        return table
+        return rows

@@ -1,4 +1,4 @@
-"""BatchNorm's running statistics over all workers, so that every worker's checkpoint has the same."""
+"""BatchNorm's running statistics over all workers, so that they are the same in every worker's checkpoint."""
 
 from typing import final
 
@@ -13,11 +13,11 @@ from evenstep.torch.processes.workers import Workers
 class RunningStatistics:
     """Averages a model's running means and variances, weighted by samples.
 
-    DistributedDataParallel gives all workers those of worker 0, which are noise if that is a slow worker with a batch
-    of two. The running mean here is that of the union batch. The running variance is the mean of the variances by which
-    batches were normalised; it leaves out how their means differ, as normalisation in training does.
+    DistributedDataParallel gives all workers the statistics of worker 0, which are noise if worker 0 is slow and has a
+    batch of two. The running mean here is the mean of the union batch. The running variance is the mean of the
+    variances by which batches were normalised; like normalisation in training, it ignores how their means differ.
 
-    All workers start and finish at the same places of an iteration; the sum is `under_way` in between.
+    All workers start and finish at the same places of an iteration.
 
     Attributes:
         norms: The modules whose statistics are averaged.
@@ -25,7 +25,7 @@ class RunningStatistics:
 
     def __init__(self, model: torch.nn.Module, workers: Workers) -> None:
         self._workers = workers
-        # SyncBatchNorm already has those of the union batch.
+        # SyncBatchNorm already has the statistics of the union batch.
         self.norms = [
             module
             for module in model.modules()
@@ -33,13 +33,8 @@ class RunningStatistics:
         ]
         self._pending: tuple[dist.Work, torch.Tensor] | None = None
 
-    @property
-    def under_way(self) -> bool:
-        """Whether the averages are still to be taken."""
-        return self._pending is not None
-
     def start(self, weight: float, finite: torch.Tensor | None = None) -> None:
-        """Send this worker's statistics. At weight 0, or if they are not `finite`, not even a NaN counts."""
+        """Send this worker's statistics. At weight 0, or if they are not `finite`, they do not count, even if NaN."""
         self.finish()
         buffers = self._buffers()
         if not buffers:
@@ -52,7 +47,7 @@ class RunningStatistics:
         self._pending = (work, flat)
 
     def finish(self) -> None:
-        """Take the averages, if they are under way.
+        """Take the averages if they are under way.
 
         Raises:
             RuntimeError: The collective failed.

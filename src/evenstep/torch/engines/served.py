@@ -1,27 +1,26 @@
-"""The server engine: each step pushes gradients to the parameter servers and pulls the present weights."""
+"""The server engine: each step pushes gradients to the parameter servers and pulls the current weights."""
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Final, NoReturn, final
 
 import torch
 
+from evenstep.core.activity import Doing
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import EpochCosts, Ledger, Shares
 from evenstep.protocol.layout import ShardLayout
 from evenstep.protocol.optimizer import OptimizerSpec
 from evenstep.schemes import Served
+from evenstep.torch.engines.describe import OptimizerState
 from evenstep.torch.engines.engine import Engine
-from evenstep.torch.engines.guards import ChangeGuard
-from evenstep.torch.engines.optimizer_state import OptimizerState
-from evenstep.torch.engines.served_parameters import ServedParameters
+from evenstep.torch.engines.served_parameters import GradientGuard, ServedParameters
 from evenstep.torch.processes.workers import Workers
 from evenstep.worker.hand_outs import HandedOut
 from evenstep.worker.iteration import Iteration
 from evenstep.worker.nonfinite import NonfiniteGuard
 from evenstep.worker.servers.exchange import Batch, ServedExchange
-from evenstep.worker.servers.link import Link
+from evenstep.worker.servers.link import ServerLink
 from evenstep.worker.tracker import Tracker
 
 _FETCHED_IN_STEP: Final = (
@@ -33,7 +32,7 @@ _DONE_WITH: Final = (
     " begun: on parameter servers, step on the batches of an epoch before the next epoch's first batch is fetched"
 )
 _LOADER: Final = 2**32
-"""What a loader's number adds to its epochs, of which there are fewer."""
+"""The offset of epoch numbers per loader; a loader has fewer epochs."""
 
 
 @final
@@ -41,21 +40,21 @@ class ServedEngine(Engine):
     """Computes on claims, and exchanges gradients for weights with the servers.
 
     Args:
-        link: To the servers, where this worker has its place.
+        link: The link to the servers, which this worker has joined.
         served: The scheme's options for servers.
-        layouts: What lies on which shard.
+        layouts: Which parameters each shard holds.
         parameters: The model's parameters by name.
-        optimizer: The user's, whose options go with every push.
-        spec: The optimizer as the servers know it.
-        ahead: How many claims to have beside those that were handed out, for data workers to fetch.
-        in_step: Whether the workers share each slice, so that none can claim more than its part of the present one.
+        optimizer: The user's optimizer, whose options go with every push.
+        spec: The description of the optimizer for the servers.
+        ahead: How many claims to hold besides those that were handed out, for data workers to fetch.
+        in_step: Whether the workers share each slice, so that none can claim more than its part of the current one.
     """
 
     def __init__(
         self,
         workers: Workers,
-        balancer: Tracker,
-        link: Link,
+        tracker: Tracker,
+        link: ServerLink,
         *,
         served: Served,
         layouts: Sequence[ShardLayout],
@@ -65,33 +64,33 @@ class ServedEngine(Engine):
         ahead: int,
         in_step: bool,
     ) -> None:
-        super().__init__(workers, balancer)
+        super().__init__(workers, tracker)
         self._link = link
         self._overlaps = served.exchange == "overlapped"
         self._optimizer = optimizer
         self._parameters = ServedParameters(parameters, layouts, link, waits=not self._overlaps)
-        self._nonfinite = NonfiniteGuard(served.nonfinite, balancer)
-        self._changes = ChangeGuard(list(parameters.values()), clips=served.clip is not None)
+        self._nonfinite = NonfiniteGuard(served.nonfinite, tracker)
+        self._changes = GradientGuard(list(parameters.values()), clips=served.clip is not None)
         self._state = OptimizerState(link, optimizer, spec, parameters, layouts)
         self._in_step = in_step
         self._counted: list[HandedOut] = []
-        """The batches whose gradients the next push holds, those among them that are computed."""
+        """The batches whose gradients the next push holds, as far as they are computed."""
         self._begun: HandedOut | None = None
         """The batch that began last."""
         self._forfeits = False
-        """Whether gradients of samples that other workers have may not be forgotten yet."""
+        """Whether gradients of samples that other workers now have may still be left."""
         self._computes = False
-        """Whether the script calls the prepared model."""
+        """Whether the script has called the prepared model."""
         self._fetches_ahead: bool | None = None
-        """Whether it fetches batches before it has stepped on the last one; None before the first step."""
+        """Whether the script fetches batches before it has stepped on the last one; None before the first step."""
         self._pass = ServedExchange(
             link,
-            balancer,
+            tracker,
             self._parameters,
             self._state,
             ahead=ahead,
             rejoins=not in_step,
-            before_weights=partial(self._changes.check_weights, self._parameters, link),
+            before_weights=self._parameters.drop_changes,
             restarted=self._forfeit,
             keeps=lambda: self._fetches_ahead is not False,
             computes=lambda: self.hand_outs.in_hand is not None and self.hand_outs.in_hand.open,
@@ -102,27 +101,27 @@ class ServedEngine(Engine):
 
     def shares(self, ledger: Ledger, *, epoch: int, depth: int, costs: EpochCosts | None = None) -> Shares:
         # The servers compare the epochs of all workers, and so their loaders.
-        number = epoch + (self._looped.number * _LOADER if self._looped else 0)
+        number = epoch + (self.looped.number * _LOADER if self.looped else 0)
         return self._pass.start(number, length=ledger.length, costs=costs)
 
     def enter_loader(self) -> None:
         if self._in_step:
             self._give_up()
         now = self.hand_outs.in_hand
-        self.balancer.enter_loader(ended=self._in_step or now is None or now.closed)
+        self.tracker.enter_loader(ended=self._in_step or now is None or now.closed)
         self._pass.record()
 
     def _give_up(self) -> None:
-        """In step, batches that were not pushed are done with, and nothing of them is committed."""
-        now = self.balancer.iteration
+        """When workers are in step, drop the batches that were not pushed; nothing of them is committed."""
+        now = self.tracker.iteration
         for batch in tuple(self._pass.held):
             assert now is not None
             if now.paused is None:
-                self.balancer.compute_ends()
+                self.tracker.compute_ends()
             self._exchange(now, batch, ())
 
     def batch_ends(self) -> None:
-        self.balancer.enter_loader()
+        self.tracker.enter_loader()
         self._pass.record()
 
     def hand_out(self, batch: HandedOut) -> None:
@@ -130,15 +129,15 @@ class ServedEngine(Engine):
         super().hand_out(batch)
 
     def begin(self, batch: HandedOut) -> None:
-        last, self._begun, now = self._begun, batch, self.balancer.iteration
+        last, self._begun, now = self._begun, batch, self.tracker.iteration
         if last is not None and not last.computed and now is not None and now.paused is None:
-            self.balancer.take_back()  # The script has skipped it.
+            self.tracker.take_back()  # The script has skipped it.
         if self._forfeits and not self._counted and not self._pass.forfeited(batch.claimed):
             self._parameters.drop_gradients()
         if not self._pass.forfeited(batch.claimed):
             self._counted.append(batch)
         self._changes.begin()
-        self.balancer.begin(batch.share, batch.piece, batch.epoch, batch.origin.number)
+        self.tracker.begin(batch.share, batch.piece, batch.epoch, batch.origin.number)
 
     def forward_begins(self, model: int, inputs: Any) -> HandedOut | None:
         batch = super().forward_begins(model, inputs)
@@ -151,10 +150,10 @@ class ServedEngine(Engine):
         return batch
 
     def weigh(self, batch: HandedOut) -> None:
-        """Its units go with the push."""
+        """Do nothing: the units go with the push."""
 
     def leave_loop(self) -> None:
-        """Give back what this worker has claimed and not computed, unless the script may still compute it."""
+        """Give back the samples that were claimed and not computed, unless the script may still compute them."""
         super().leave_loop()
         if self._pass.ended and self._pass.held:
             return
@@ -186,26 +185,25 @@ class ServedEngine(Engine):
         )
 
     def forget_gradients(self) -> None:
-        """The next push holds no gradient of the batches that are computed."""
+        """Drop the gradients of the computed batches from the next push."""
         self._counted = [each for each in self._counted if each is self.hand_outs.in_hand and not each.computed]
 
     def step(self) -> None:
         """Push the gradients of the batches that were computed since the last push, and pull.
 
         Raises:
-            ConfigError: No batch was computed, or its samples are done with.
+            ConfigError: No batch was computed, or its samples are finished.
         """
-        self.require_handed_out()
-        self.require_unmixed()
+        self.check_batch()
         stepped, in_hand = self._stepped_on(), self.hand_outs.in_hand
         if stepped is not None:
             if stepped is not in_hand:
-                self.balancer.take_back()  # Of the batch in hand, which was fetched before this step.
+                self.tracker.take_back()  # The current batch, which was fetched before this step.
             self._push(stepped)
         elif in_hand is not None and in_hand.passed and not in_hand.closed:
-            self.balancer.compute_ends()
+            self.tracker.compute_ends()
             in_hand.closed = True
-        self.balancer.steps()
+        self.tracker.mark(Doing.STEPPED)
         if stepped is not None and in_hand is not None and stepped is not in_hand:
             self.batch_ends()
             self.begin(in_hand)
@@ -217,7 +215,7 @@ class ServedEngine(Engine):
         """The newest batch that was computed and not pushed; None if other workers have its samples.
 
         Raises:
-            ConfigError: There is none.
+            ConfigError: There is no such batch.
         """
         now, held = self.hand_outs.in_hand, self._pass.held
         computed: HandedOut | None = next((each.of for each in reversed(held) if each.of.computed), None)
@@ -235,15 +233,15 @@ class ServedEngine(Engine):
             raise ConfigError(_FETCHED_IN_STEP if self._in_step else _DONE_WITH)
         if now is None or self._computes or held != [now.claimed]:
             raise ConfigError(
-                "the optimizer was stepped without a batch in hand: step once for each batch of the loader"
+                "the optimizer was stepped without a current batch: step once for each batch of the loader"
             )
         return now  # The script has called its own model instead of the prepared one.
 
     def _push(self, stepped: HandedOut) -> None:
-        now, batch = self.balancer.iteration, stepped.claimed
+        now, batch = self.tracker.iteration, stepped.claimed
         assert now is not None
-        self.balancer.compute_ends()
-        self._changes.check_gradients()
+        self.tracker.compute_ends()
+        self._changes.check()
         if not self._overlaps:
             batch.version = self._pass.version
         counted = [each for each in self._counted if each.computed and each is not stepped]
@@ -267,18 +265,18 @@ class ServedEngine(Engine):
     # In between.
 
     def _forfeit(self) -> None:
-        """Other workers have the samples that this one has not pushed: its gradients are dropped."""
+        """Drop this worker's gradients, because other workers have the samples that it has not pushed."""
         self._counted.clear()
         self._forfeits = True
 
     def _exchange(self, now: Iteration, batch: Batch, counted: Sequence[HandedOut]) -> None:
-        """Push the gradients of the counted batches, or nothing. The worker is done with the batches up to `batch`."""
+        """Push the gradients of the counted batches, or nothing. This finishes all batches up to `batch`."""
         self._pass.settle()
         if self._pass.forfeited(batch):
             return
         samples = sum(each.piece.samples for each in counted)
         units = sum(each.piece.samples if each.units is None else each.units for each in counted)
-        self._changes.check_weights(self._parameters, self._link)
+        self._parameters.drop_changes()
         norm = 0.0
         if samples:
             norm = self._parameters.put_gradients()

@@ -1,6 +1,7 @@
-"""A worker's parameters and gradients in the messages that travel to and from the servers."""
+"""A worker's parameters and gradients in the messages to and from the servers."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Final, final
 
@@ -18,28 +19,33 @@ from evenstep.tensors.messages import (
     parameter_views,
     scatter,
 )
-from evenstep.worker.servers.link import Link
+from evenstep.worker.servers.link import ServerLink
 
 _PIECE_ELEMENTS: Final = 2**20
-"""Norms are taken of pieces of this size, in which float32 adds up without losing digits that count."""
+"""Norms are computed in pieces of this size, in which float32 sums lose no significant digits."""
 
 
 @final
 class ServedParameters:
     """The trained parameters, shard by shard, and the messages of their weights and gradients.
 
-    On one host an exchange consists of copies, so two kinds are avoided: parameters that may change as soon as weights
-    arrive live in the message of weights itself, and gradients that travel over a socket are sent from where they are.
+    On one host an exchange consists of copies, and two kinds are avoided: parameters that may change as soon as weights
+    arrive live in the message of weights itself, and gradients that go over a socket are sent from where they are.
 
     Args:
-        parameters: By name.
-        layouts: What lies on which shard, and where.
-        link: Has the messages.
+        parameters: The parameters by name.
+        layouts: Which parameters each shard holds, and where.
+        link: Holds the messages.
         waits: The worker does nothing between a push and its answer, so both copies can be avoided.
     """
 
     def __init__(
-        self, parameters: dict[str, torch.nn.Parameter], layouts: Sequence[ShardLayout], link: Link, *, waits: bool
+        self,
+        parameters: dict[str, torch.nn.Parameter],
+        layouts: Sequence[ShardLayout],
+        link: ServerLink,
+        *,
+        waits: bool,
     ) -> None:
         self._parameters = [[parameters[each.name] for each in layout.parameters] for layout in layouts]
         self._layouts = layouts
@@ -48,13 +54,14 @@ class ServedParameters:
         self._gradients: list[_Message] = []
         self._all = [each for parameters in self._parameters for each in parameters]
         self._weights: list[tuple[torch.nn.Parameter, torch.Tensor, int]] = []
-        """Each parameter, its view in the message of weights, and where that lies."""
+        """Each parameter, its view in the message of weights, and the address of that."""
         self._viewed = -1
+        self._warned = False
         self._taken: int | None = None
-        """The sum of the parameters' version counters when weights were taken last."""
+        """The sum of the parameters' version counters when weights were last taken."""
 
     def view(self) -> None:
-        """Use the link's messages, which are others in each new place."""
+        """Use the link's messages, which change when this worker joins anew."""
         if self._viewed == self._link.incarnation:
             return
         shards = list(zip(self._layouts, self._link.shards, strict=True))
@@ -69,40 +76,50 @@ class ServedParameters:
         self._viewed = self._link.incarnation
 
     def put_weights(self) -> None:
-        """Put the weights into the messages of gradients, to start a run from them."""
+        """Put the weights into the messages of gradients, to start a run with them."""
         self.view()
         for shard, parameters, gradients in zip(self._link.shards, self._parameters, self._gradients, strict=True):
             shard.payload = None
             scatter([parameter.detach() for parameter in parameters], gradients.views)
 
     def take_weights(self) -> None:
-        """Put the weights that have arrived into the parameters."""
+        """Copy the weights that have arrived into the parameters."""
         elsewhere = [(weight, each) for each, weight, place in self._weights if each.data_ptr() != place]
         if elsewhere:
             scatter(*zip(*elsewhere, strict=True))
         self._taken = self._versions()
 
-    def changed(self) -> bool:
-        """Whether the script has written into parameters since weights were taken or this was asked last."""
+    def drop_changes(self) -> None:
+        """Let the servers' weights replace what the script wrote since weights were taken, with a warning."""
         before = self._taken
         self._taken = None if before is None else self._versions()
-        return before != self._taken
+        if before == self._taken:
+            return
+        self._link.has = -1  # The servers then send weights even if theirs have not changed.
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                "the model's weights were changed between steps, but under parameter servers they are replaced by the"
+                " servers' at the next step: load weights before prepare, or go on from snapshots with evenstep run"
+                " --resume",
+                stacklevel=2,
+            )
 
     def _versions(self) -> int:
-        # Version counters only grow. What the servers write into shared memory is not counted.
+        # Version counters only grow. They do not count the servers' writes into shared memory.
         return sum([parameter._version for parameter in self._all])
 
     def drop_gradients(self) -> None:
-        """Forget all gradients."""
+        """Drop all gradients."""
         for parameter in self._all:
             parameter.grad = None
 
     def finite(self) -> bool:
-        """Whether no parameter holds a NaN or an infinity."""
+        """True if no parameter holds a NaN or an infinity."""
         return all_finite(self._all)
 
     def put_gradients(self) -> float:
-        """Make the gradients ready to be sent, and return their norm, which is finite only if all gradients are."""
+        """Prepare the gradients for sending, and return their norm, which is finite only if all gradients are."""
         self.view()
         norms: list[float] = []
         with torch.no_grad():
@@ -118,8 +135,46 @@ class ServedParameters:
         return math.hypot(*norms)
 
 
+@final
+class GradientGuard:
+    """Warns once of gradients that the script changes after backward.
+
+    `clips`: the servers clip, so changed gradients need no warning.
+    """
+
+    def __init__(self, parameters: list[torch.nn.Parameter], *, clips: bool) -> None:
+        self._watched = next(each for each in parameters if each.requires_grad)
+        self._complete: int | None = None
+        self._warned = clips
+        self._handle = self._watched.register_post_accumulate_grad_hook(self._completed)  # type: ignore[no-untyped-call]
+
+    def _completed(self, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            self._complete = parameter.grad._version
+
+    def begin(self) -> None:
+        """Note that a batch is handed out."""
+        self._complete = None
+
+    def check(self) -> None:
+        """Before the optimizer's step, warn if the gradient changed since backward."""
+        gradient = self._watched.grad
+        if self._warned or gradient is None or self._complete in (None, gradient._version):
+            return
+        self._warned = True
+        warnings.warn(
+            "the gradients were changed between backward and step: under parameter servers clip_grad_norm_ sees"
+            " only this worker's part of the batch; have the servers clip with clip=... in the scheme",
+            stacklevel=2,
+        )
+
+    def close(self) -> None:
+        """Remove the hook, which autograd keeps alive together with the weights in shared memory."""
+        self._handle.remove()
+
+
 def _in_place(layout: ShardLayout, parameters: Sequence[torch.nn.Parameter]) -> list[memoryview] | None:
-    """The message in pieces of the gradients' own memory; None if a gradient does not lie there as in a message."""
+    """The message as pieces of the gradients' own memory; None if a gradient's layout differs from the message's."""
     gradients = {spec.name: parameter.grad for spec, parameter in zip(layout.parameters, parameters, strict=True)}
     pieces: list[memoryview] = []
     end = 0
@@ -140,12 +195,12 @@ def _in_place(layout: ShardLayout, parameters: Sequence[torch.nn.Parameter]) -> 
 
 @final
 class _Message:
-    """A message of gradients. Models have many small tensors, so it is filled by whole blocks where possible."""
+    """A message of gradients, filled by whole blocks where possible, because models have many small tensors."""
 
     def __init__(self, layout: ShardLayout, message: torch.Tensor) -> None:
         self.views = parameter_views(layout, message)
         self._blocks: list[tuple[slice, torch.Tensor, Sequence[torch.Tensor]]] = []
-        """The parameters of each block, its place in the message, and the pieces of that."""
+        """The parameters of each block, its place in the message, and the pieces of that place."""
         first = 0
         for block, flat in zip(layout.blocks, flat_views(layout, message), strict=True):
             beyond = first + len(block.parameters)
@@ -153,7 +208,7 @@ class _Message:
             first = beyond
 
     def gather(self, parameters: Sequence[torch.Tensor]) -> list[float]:
-        """Copy the gradients into the message, zeros for those that are missing; returns the norms of its pieces."""
+        """Copy the gradients into the message, with zeros for missing ones; returns the norms of its pieces."""
         norms: list[float] = []
         for own, flat, pieces in self._blocks:
             gradients = [parameter.grad for parameter in parameters[own]]
@@ -170,14 +225,14 @@ class _Message:
 
 
 def _norms(tensors: list[torch.Tensor]) -> list[float]:
-    """The norm of each, in the widest dtype of all but at least in float32."""
+    """The norm of each tensor, in the widest dtype of all, at least float32."""
     if not tensors:
         return []
     widest = max({each.dtype for each in tensors} | {torch.float32}, key=lambda dtype: dtype.itemsize)
     norms = [norm.item() for norm in torch._foreach_norm(tensors, 2, dtype=widest)]
     if all(map(math.isfinite, norms)):
         return norms
-    # Perhaps only their squares are too large.
+    # Only the squares may be too large.
     return [norm_of(each.view(-1)) for each in tensors]
 
 
@@ -186,14 +241,14 @@ def _lies_plain(gradient: torch.Tensor) -> bool:
 
 
 def _memory_of(gradient: torch.Tensor) -> memoryview:
-    """Its memory; NumPy does not know bfloat16."""
+    """The gradient's memory; NumPy does not know bfloat16."""
     return memory_of(gradient.view(-1).view(torch.uint8) if gradient.dtype == torch.bfloat16 else gradient)
 
 
 def _own_views(layout: ShardLayout, message: torch.Tensor) -> list[torch.Tensor]:
-    """A view of each parameter in a message, with a storage of that parameter alone.
+    """A view of each parameter in a message, each with a separate storage.
 
-    A model is saved by its storages. Parameters that share one would bring the whole message into every file, and could
+    A model is saved by its storages. Parameters that share one would put the whole message into every file, and could
     not be saved at all if their dtypes differ.
     """
     memory = as_message(layout, message).numpy()

@@ -1,6 +1,6 @@
 """Models sharded by FSDP2 (`fully_shard`): weighs gradients in FSDP's own reduce-scatter, and times compute around it.
 
-Every layer's all-gather waits for the slowest worker, so compute is what lies between the communications.
+Every layer's all-gather waits for the slowest worker, so compute is the time between the communications.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def require_shardable(module: torch.nn.Module, workers: Workers) -> None:
     """Check that the gradients of a sharded model can be weighed.
 
     Raises:
-        ConfigError: It is sharded in another way than by FSDP2 or HSDP over all workers, or this torch cannot.
+        ConfigError: It is not sharded by FSDP2 or HSDP over all workers, or this torch cannot weigh gradients there.
     """
     if not isinstance(module, FSDPModule):
         raise ConfigError(
@@ -49,7 +49,7 @@ def require_shardable(module: torch.nn.Module, workers: Workers) -> None:
 
 
 def weigh_shards(module: torch.nn.Module, engine: CollectiveEngine, index: int) -> None:
-    """From now on, every backward sums the gradients of all workers by their weights."""
+    """Make every backward sum the gradients of all workers by their weights."""
     hybrid = any(isinstance(each, DTensor) and each.device_mesh.ndim == 2 for each in module.parameters())
     end = _BackwardEnd(engine, index)
     for each in module.modules():
@@ -61,7 +61,7 @@ def weigh_shards(module: torch.nn.Module, engine: CollectiveEngine, index: int) 
         each.set_custom_reduce_scatter(_WeightedReduceScatter(engine, index, end, resumes=not hybrid))  # type: ignore[arg-type]
         each.set_custom_all_gather(_AllGather(engine))  # type: ignore[arg-type]
         if hybrid:
-            each.set_all_reduce_hook(lambda _: engine.balancer.stopwatch.run())
+            each.set_all_reduce_hook(lambda _: engine.tracker.stopwatch.run())
         # Gradients kept for a later backward would get the weight of its batch. They add up in shards instead, each
         # with the weight of its own batch.
         each.set_requires_gradient_sync = _synchronise_always  # type: ignore[method-assign]
@@ -69,7 +69,7 @@ def weigh_shards(module: torch.nn.Module, engine: CollectiveEngine, index: int) 
 
 
 def _synchronise_always(requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-    """Replaces FSDP's own method: the sum is the same, whenever it is taken."""
+    """Replaces FSDP's own method: the sum does not depend on when it is taken."""
 
 
 @final
@@ -83,9 +83,9 @@ class _BackwardEnd:
 
     def await_once(self) -> None:
         """Called in a backward, any number of times."""
-        if self._awaited is not self._engine.balancer.iteration:
-            self._awaited = self._engine.balancer.iteration
-            # FSDP queues the last step of a backward in the same way, and earlier.
+        if self._awaited is not self._engine.tracker.iteration:
+            self._awaited = self._engine.tracker.iteration
+            # FSDP queues its last step of a backward in the same way, but earlier.
             torch.autograd.Variable._execution_engine.queue_callback(self._reached)
 
     def _reached(self) -> None:
@@ -95,7 +95,7 @@ class _BackwardEnd:
 
 @final
 class _AllGather:
-    """FSDP's own all-gather, with errors that name the missing worker."""
+    """FSDP's all-gather, with errors that name the missing worker."""
 
     def __init__(self, engine: CollectiveEngine) -> None:
         self._engine = engine
@@ -115,7 +115,7 @@ class _AllGather:
 
 @final
 class _WeightedReduceScatter:
-    """Sums weighted gradients over all workers; `resumes`: compute continues right after it."""
+    """Sums weighted gradients over all workers; `resumes`: compute continues right afterwards."""
 
     def __init__(self, engine: CollectiveEngine, index: int, end: _BackwardEnd, *, resumes: bool) -> None:
         self._engine = engine
@@ -124,8 +124,8 @@ class _WeightedReduceScatter:
         self._resumes = resumes
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        # FSDP allocates the input in the stream of compute, and then leaves that stream.
-        self._engine.balancer.compute_pauses()
+        # FSDP allocates the input in the compute stream, and then leaves that stream.
+        self._engine.tracker.compute_pauses()
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -145,7 +145,7 @@ class _WeightedReduceScatter:
         except RuntimeError as error:
             raise self._engine.explained(error) from error
         if self._resumes:
-            self._engine.balancer.stopwatch.run()
+            self._engine.tracker.stopwatch.run()
         self._end.await_once()
         return work
 
@@ -154,11 +154,11 @@ class _WeightedReduceScatter:
 class _Interruptions:
     """Stops the clock of compute while FSDP gathers a module's parameters, in forward and backward.
 
-    FSDP does so in hooks on the module and on its outputs; these hooks run right before and right after.
+    FSDP gathers in hooks on the module and on its outputs; these hooks run right before and right after.
     """
 
     def __init__(self, engine: CollectiveEngine) -> None:
-        self._balancer = engine.balancer
+        self._tracker = engine.tracker
         self._was_running = False
         self._outputs: list[torch.Tensor] = []
 
@@ -170,12 +170,12 @@ class _Interruptions:
         module.register_forward_hook(self._after_outputs_hooks)
 
     def _begin(self) -> None:
-        self._was_running = self._balancer.stopwatch.running
-        self._balancer.compute_pauses()
+        self._was_running = self._tracker.stopwatch.running
+        self._tracker.compute_pauses()
 
     def _end(self) -> None:
         if self._was_running:
-            self._balancer.stopwatch.run()
+            self._tracker.stopwatch.run()
 
     def _before_outputs_hooks(self, module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
         self._outputs = [each for each in tree_leaves(outputs) if isinstance(each, torch.Tensor) and each.requires_grad]

@@ -1,7 +1,10 @@
-"""Recognises the batch that was handed out in what a model is given."""
+"""Recognises the batch that was handed out in the inputs of a model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from operator import attrgetter
 from typing import Any, Final, final
+from weakref import ref
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -10,55 +13,46 @@ from evenstep.core.samples import Share
 from evenstep.worker.hand_outs import HandedOut
 
 _TENSORS: Final = {torch.Tensor}
+_SHAPE: Final = attrgetter("shape")
 
 
-def tensors_of(values: Any) -> list[torch.Tensor]:
+def tensors_of(values: Any) -> Sequence[torch.Tensor]:
     """The tensors in nested lists, tuples and mappings, such as the BatchEncoding of Transformers."""
     if isinstance(values, torch.Tensor):
-        return [values]
+        return (values,)
     if type(values) in (list, tuple) and set(map(type, values)) == _TENSORS:
         return list(values)
-    found = []
+    found: list[torch.Tensor] = []
     for leaf in tree_leaves(values):
         if isinstance(leaf, torch.Tensor):
             found.append(leaf)
-        elif isinstance(leaf, Mapping):  # PyTorch takes dict apart, and no other mapping.
+        elif isinstance(leaf, Mapping):  # PyTorch flattens dict, but no other mapping.
             found += tensors_of(list(leaf.values()))
     return found
 
 
-def _dense(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Those that have a memory of their own."""
-    return [each for each in tensors if each.layout is torch.strided and not each.is_nested]
-
-
 @final
 class Traces:
-    """What a batch is recognised by: its tensors' memory and shapes, and its length; a share by its length alone.
+    """The features that identify a batch: its tensors' memory and shapes, and its length; for a share, only its length.
 
-    Memory that it shares with the batch before, such as that of a mask that comes with each batch, tells nothing.
+    Memory that it shares with the batch before, such as a mask that comes with each batch, tells nothing. The
+    references keep no data. PyTorch keeps the Python object of a storage as long as the storage.
 
+    Attributes:
+        own: References to the storages that the batches next to it do not have.
     """
 
-    __slots__ = ("_all", "_length", "_own", "_places", "_references", "_shapes", "_share")
-    _forget = torch.UntypedStorage._free_weak_ref  # The module may be gone when the process ends.
+    __slots__ = ("_all", "_length", "_shapes", "_share", "_tensors", "own")
 
     def __init__(self, batch: Any, length: int, before: "Traces | None" = None) -> None:
         tensors = tensors_of(batch)
         self._share = batch if isinstance(batch, Share) else None
-        dense = _dense(tensors)
-        # As torch.multiprocessing's StorageWeakRef: they keep the addresses from being used again, and no data.
-        self._references: list[Any] = [each.untyped_storage()._weak_ref() for each in dense]
-        self._all = self._own = frozenset(self._references)
-        self._places = _places(dense)
-        self._shapes = [each.shape for each in tensors]
+        self._tensors = [*map(ref, tensors)]
+        self._shapes = [*map(_SHAPE, tensors)]
+        self._all = self.own = frozenset(map(ref, _storages(tensors)))
         self._length = length
         if before is not None and not self._all.isdisjoint(before._all):
-            self._own, before._own = self._own - before._all, before._own - self._all
-
-    def __del__(self) -> None:
-        for each in self._references:
-            self._forget(each)  # type: ignore[no-untyped-call]
+            self.own, before.own = self.own - before._all, before.own - self._all
 
     @property
     def shapes(self) -> frozenset[torch.Size]:
@@ -71,47 +65,49 @@ class Traces:
         plain = {shape[0] if shape else -1 for shape in self._shapes} == {self._length}
         return self._length if plain or self._share is not None else None
 
-    @property
-    def kept(self) -> bool:
-        """Whether anything still refers to its own tensors."""
-        return not all(map(torch.UntypedStorage._expired, self._own))
-
     def of(self, batch: Any) -> bool:
-        """Whether this is the batch, or a tensor of it, as it was handed out."""
+        """True if this is the batch, or one of its tensors, as it was handed out."""
         if self._share is not None:
             return batch is self._share
         tensors = tensors_of(batch)
-        return self.same(_addresses(tensors)) or (
-            bool(tensors) and not self._own and set(_places(_dense(tensors))) <= set(self._places)
-        )
+        if self.own:
+            return self.same(frozenset(map(ref, _storages(tensors))))
+        return bool(tensors) and {*map(id, tensors)} <= {id(each()) for each in self._tensors}
 
-    def same(self, addresses: frozenset[int]) -> bool:
-        """Whether one of its own tensors lies in this memory."""
-        return not addresses.isdisjoint(self._own)
+    def same(self, storages: frozenset[ref[Any]]) -> bool:
+        """True if one of its own tensors lies in this memory."""
+        return not storages.isdisjoint(self.own)
 
 
 @final
 class Inputs:
-    """What a forward pass was given, as evidence for the batch that it is of."""
+    """The inputs of a forward pass, as evidence for the batch that it computes."""
 
     def __init__(self, values: Any) -> None:
-        self._tensors = tensors_of(values)
-        self._addresses = _addresses(self._tensors)
+        self._values = values
+
+    @cached_property
+    def _tensors(self) -> Sequence[torch.Tensor]:
+        return tensors_of(self._values)
+
+    @cached_property
+    def _storages(self) -> frozenset[ref[Any]]:
+        return frozenset(map(ref, _storages(self._tensors)))
 
     def same(self, batch: HandedOut) -> bool:
-        """Whether some of it lies in this batch's memory."""
-        return bool(batch.traces.same(self._addresses))
+        """True if some input lies in this batch's memory."""
+        return bool(batch.traces.same(self._storages))
 
     def foreign(self, batch: HandedOut) -> bool:
-        """Whether it is of other rows than the batch: neither its memory, nor its length or a multiple in two axes."""
+        """True if it has other rows than the batch: neither its memory, nor its length or a multiple in two axes."""
         length, shapes = batch.traces.length, _shapes(self._tensors)
         rows = [axis % length for shape in shapes for axis in shape[:2]] if length else []
         return bool(rows) and all(rows) and not self.same(batch)
 
     def alike(self, batches: Sequence[HandedOut]) -> list[HandedOut]:
-        """The batches of which it has a tensor's shape, or if there is none, the length as its first axis.
+        """The batches that share a tensor's shape with it, or else those whose length is its first axis.
 
-        A shape that all batches have tells nothing, unless they differ in none.
+        A shape that all batches have tells nothing, unless all their shapes are the same.
         """
         shapes, forms = _shapes(self._tensors), [each.traces.shapes for each in batches]
         common = frozenset.intersection(*forms) if len(set(forms)) > 1 else frozenset()
@@ -120,14 +116,13 @@ class Inputs:
         return shaped or [each for each in batches if each.traces.length in lengths]
 
 
-def _addresses(tensors: list[torch.Tensor]) -> frozenset[int]:
-    """Where the tensors lie."""
-    return frozenset([each.untyped_storage()._cdata for each in _dense(tensors)])
+def _storages(tensors: Sequence[torch.Tensor]) -> Iterable[torch.UntypedStorage]:
+    """The storages of the tensors that have memory of their own."""
+    try:
+        return [*map(torch.Tensor.untyped_storage, tensors)]
+    except RuntimeError:  # Some are sparse, for example.
+        return [each.untyped_storage() for each in tensors if each.layout is torch.strided and not each.is_nested]
 
 
-def _shapes(tensors: list[torch.Tensor]) -> frozenset[torch.Size]:
+def _shapes(tensors: Sequence[torch.Tensor]) -> frozenset[torch.Size]:
     return frozenset([each.shape for each in tensors])
-
-
-def _places(tensors: list[torch.Tensor]) -> list[tuple[int, torch.Size]]:
-    return [(each.data_ptr(), each.shape) for each in tensors]

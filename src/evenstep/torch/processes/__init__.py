@@ -1,1 +1,1 @@
-"""The processes of a run: how they meet, agree, and notice that one is gone."""
+"""The processes of a run: they meet, agree, and notice when one is gone."""

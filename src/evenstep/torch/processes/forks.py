@@ -1,7 +1,7 @@
-"""Keeps a forked process, such as a data worker, from collecting the garbage of the process that it was forked from.
+"""Keeps a forked process, such as a data worker, from collecting its parent's garbage.
 
-The garbage may hold the connections of a closed run, in a cycle. Gloo closes a connection by its threads, which a fork
-does not have, and on the parent's descriptors: a collection in the child would wait for ever, or end the parent.
+The garbage may hold the connections of a closed run, in a cycle. Gloo closes a connection with its threads, which a
+fork does not have, and on the parent's descriptors: collecting in the child would hang forever, or end the parent.
 """
 
 import gc
@@ -17,7 +17,7 @@ _collecting = _Collecting()
 
 
 def _begin() -> None:
-    # The child's first collection might otherwise come before its hook.
+    # Otherwise the child's first collection might come before its hook.
     _collecting.before = gc.isenabled()
     gc.disable()
 
@@ -32,5 +32,5 @@ def _end_in_child() -> None:
     _end()
 
 
-# Once for the process, however it forks.
+# Once per process, for every kind of fork.
 os.register_at_fork(before=_begin, after_in_parent=_end, after_in_child=_end_in_child)

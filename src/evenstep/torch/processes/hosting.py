@@ -1,11 +1,11 @@
-"""Servers that a worker's process hosts, as its children."""
+"""Servers that run as children of a worker's process."""
 
 import atexit
 import os
 import sys
 import threading
 import time
-from contextlib import closing, suppress
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, final
@@ -13,30 +13,28 @@ from typing import Final, final
 from evenstep.launch.c10d import Store
 from evenstep.launch.server_settings import ServerSettings
 from evenstep.launch.servers import Servers
-from evenstep.protocol.encoding import decode, encode
-from evenstep.protocol.messages import ANSWERED, Drain, Drained
 from evenstep.telemetry.events import ServerFailed, ServersLost, ServersRestarted
 from evenstep.telemetry.say import say
 from evenstep.torch.failure import when_failing
-from evenstep.transport.base import SilentError
-from evenstep.transport.connect import connect
 
 POLL_SECONDS: Final = 0.2
-"""How often to check whether the servers are to end."""
+"""The time between checks whether the servers should end."""
+ASK_SECONDS: Final = 0.02
+"""The time between questions whether any worker still uses the servers, once the script has ended."""
 
 
 @final
 class Hosting:
-    """Starts servers and keeps them until the other workers are done with them, or this script has failed.
+    """Starts servers and keeps them until the other workers no longer need them, or this script has failed.
 
     Args:
-        settings: What the servers are told.
-        scratch: Removed with the servers.
-        store: Where the others read how to reach the servers. It may be this process's, and must not close before.
-        outlived: Whether the servers go on when this script fails, for the other workers, and end by themselves.
+        settings: The settings of the servers.
+        scratch: A folder that is removed with the servers.
+        store: Tells the others how to reach the servers. This process may hold it, and it must not close before them.
+        outlived: Whether the servers outlive a failure of this script, for the other workers, and end by themselves.
 
     Raises:
-        ConfigError: They could not be started.
+        ConfigError: The servers could not be started.
     """
 
     def __init__(
@@ -47,7 +45,10 @@ class Hosting:
         *,
         outlived: bool = False,
     ) -> None:
-        self.servers = Servers(settings, _say)
+        self._present: Mapping[str, object] = {}
+        """The latest report about the workers at the servers."""
+        self._told = threading.Event()
+        self.servers = Servers(settings, _say, self._take_in)
         self._outlived = outlived
         self._store = store
         self._scratch = scratch
@@ -57,7 +58,7 @@ class Hosting:
         self._lost = False
         when_failing(self, Hosting.fail)
         atexit.register(self._exit)
-        # Not a daemon: the process stays until the others are done too.
+        # Not a daemon: the process stays until the others have finished, too.
         self._thread = threading.Thread(target=self._keep, name="evenstep-hosting", daemon=False)
         self._thread.start()
 
@@ -68,19 +69,19 @@ class Hosting:
         return Path(self._scratch.name)
 
     def fail(self, error: BaseException) -> BaseException:
-        """This script fails with that error."""
+        """Note that this script fails with that error."""
         self._failed.set()
         return error
 
     def end(self) -> None:
-        """End the servers once all other workers are done, or at once if this script fails. Twice does no harm."""
+        """End the servers when all other workers have finished, or at once if this script fails. Can be repeated."""
         if isinstance(sys.exc_info()[1], Exception):
             self._failed.set()
         with self._ending:
             if self._ended.is_set():
                 return
             if threading.current_thread() is not self._thread and self._await_others():
-                return  # The script goes on, and the thread waits for workers that were given up and may come back.
+                return  # The script continues, while the thread waits for workers that were given up and may come back.
             if self._failed.is_set() and self._outlived:
                 self.servers.abandon()
             else:
@@ -100,31 +101,32 @@ class Hosting:
         self.end()
 
     def _exit(self) -> None:
-        """Fail at exit if a worker is lost: the launcher, which also waits for that worker, then ends it."""
+        """Fail at exit if a worker is lost, so that the launcher, which also waits for that worker, ends it."""
         if self._lost:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)
 
     def _await_others(self) -> bool:
-        """Wait until no worker is at the servers, also if they are restarted; notes whether a worker is lost.
+        """Wait until no worker uses the servers, even if they are restarted; notes whether a worker is lost.
 
         Returns:
             Whether a worker that was given up may still come back.
         """
-        secret = bytes.fromhex(self.servers.secret)
-        while self.servers.lost is None and not self._failed.is_set():
-            try:
-                with closing(connect(self.servers.addresses[0], secret=secret)) as connection:
-                    connection.send(encode(Drain()))
-                    while not self._failed.is_set():
-                        with suppress(SilentError):
-                            told = decode(ANSWERED, connection.receive(POLL_SECONDS).header)
-                            self._lost = isinstance(told, Drained) and told.lost
-                            return isinstance(told, Drained) and told.awaits
-            except ConnectionError:
-                time.sleep(POLL_SECONDS)
+        while self.servers.lost is None and not self._failed.is_set() and not self._ended.is_set():
+            self._told.clear()
+            self.servers.ask_for_present()
+            # The script and the thread may both wait, and the answer to one serves the other too.
+            if self._told.wait(POLL_SECONDS) and not self._present["here"]:
+                self._lost = bool(self._present.get("lost"))
+                return bool(self._present.get("awaits"))
+            time.sleep(ASK_SECONDS)
         return False
+
+    def _take_in(self, event: Mapping[str, object]) -> None:
+        if event.get("event") == "present":
+            self._present = event
+            self._told.set()
 
 
 def _say(event: ServersRestarted | ServersLost | ServerFailed) -> None:

@@ -1,4 +1,4 @@
-"""Finds the servers of a run, or starts them, and joins the other workers there instead of in a process group."""
+"""Finds or starts the servers of a run, and joins the other workers there instead of in a process group."""
 
 import os
 import socket
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, TypeAlias, final
 
 import torch.distributed as dist
+from msgspec.structs import replace
 
 from evenstep.core.disagreement import NOTHING_ASKED
 from evenstep.core.errors import ConfigError, WorkerLostError
@@ -16,8 +17,9 @@ from evenstep.core.workers import name_workers
 from evenstep.launch.c10d import PrefixStore, Store
 from evenstep.launch.handover import Handover, private_folder, run_of
 from evenstep.launch.launch_settings import LaunchSettings
-from evenstep.launch.meeting_place import bounded, keeper_of, meet
+from evenstep.launch.meeting_place import meet
 from evenstep.launch.server_settings import SECRET_VARIABLE, ServerSettings
+from evenstep.launch.store_line import bounded, keeper_of
 from evenstep.schemes import Scheme, Served, group_servers
 from evenstep.server.shard.snapshots import Snapshots
 from evenstep.telemetry.say import say
@@ -25,12 +27,12 @@ from evenstep.torch.processes.hosting import POLL_SECONDS, Hosting
 from evenstep.torch.processes.workers import Workers, gather, place_of
 from evenstep.transport.connect import connect
 from evenstep.worker.activity import Activity
-from evenstep.worker.servers.link import Link
+from evenstep.worker.servers.link import ServerLink
 
 _JOINED: Final = "EVENSTEP_JOINED"
-"""Names the process that has joined the launcher's servers, which serve one run. Children inherit it, but differ."""
+"""Holds the id of the process that joined the launcher's servers, which serve one run. Children have other ids."""
 _START_SECONDS: Final = 300.0
-"""How long the first worker may take to start the servers, beyond the timeout."""
+"""The time in which the first worker may start the servers, beyond the timeout."""
 _LOOPBACK: Final = "127.0.0.1"
 
 _Addresses: TypeAlias = tuple[tuple[str, ...], ...]
@@ -38,28 +40,13 @@ _Addresses: TypeAlias = tuple[tuple[str, ...], ...]
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
-    """This process among the workers of a run on servers, its link to them, and what others need to reach them."""
+class JoinedServers:
+    """This process among the workers of a run on servers, its link to them, and how others can reach them."""
 
     workers: Workers
-    link: Link
+    link: ServerLink
     addresses: _Addresses
     secret: str
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """The servers that a run wants.
-
-    `launched` holds the launcher's options, `timeout_seconds` is how long a worker waits for the others.
-    """
-
-    served: Served
-    workers: int
-    run_dir: Path | None
-    launched: LaunchSettings
-    timeout_seconds: float
 
 
 def join_servers(
@@ -69,30 +56,38 @@ def join_servers(
     run_dir: Path | None,
     activity: Activity,
     asked: Mapping[str, object] = NOTHING_ASKED,
-) -> Joined:
+) -> JoinedServers:
     """Join the workers of a run on servers.
 
     If the launcher has not started the servers (plain torchrun, several nodes, a single process), the first worker
     starts them as its children, and the others find them through torchrun's store.
 
     Raises:
-        ConfigError: torchrun's environment is incomplete, the servers could not be started or serve a run for which
-            this process was prepared before, or a worker was `asked` for something wrong.
-        DisagreementError: Another worker joins no servers, or another number of them.
+        ConfigError: torchrun's environment is incomplete, the servers could not be started, they serve a run for which
+            this process was prepared before, or a worker's request (`asked`) is wrong.
+        DisagreementError: Another worker joins no servers, or a different number of them.
     """
     rank, count = place_of()
-    wanted = Wanted(served=served, workers=count, run_dir=run_dir, launched=launched, timeout_seconds=timeout_seconds)
+    settings = ServerSettings(
+        count=served.servers,
+        allow=served.allowed,
+        workers=count,
+        snapshots=Path(run_dir or "", "snapshots"),
+        resume=launched.resume,
+        heartbeat_seconds=launched.heartbeat_seconds,
+        until_closed=True,
+    )
     hosting: Hosting | None = None
     if launched.servers:
         addresses, secret = launched.servers, os.environ[SECRET_VARIABLE]
     elif count == 1 and not dist.is_initialized():
-        hosting = _host(wanted, _LOOPBACK, None, None)
+        hosting = _host(settings, run_dir, _LOOPBACK, None, None)
         addresses, secret = hosting.servers.addresses, hosting.servers.secret
     else:
         place_of("MASTER_ADDR", "MASTER_PORT")
         store, _ = meet(rank, count, timeout_seconds, asked=asked)
         addresses, secret, hosting = bounded(
-            lambda: meet_in_store(store, rank, wanted),
+            lambda: meet_in_store(store, rank, settings, run_dir, timeout_seconds),
             timeout_seconds + (_START_SECONDS if rank == 0 else 0.0),
             keeper_of(store, os.environ),
         )
@@ -103,7 +98,7 @@ def join_servers(
         )
     if launched.servers:
         _require_first(addresses)
-    link = Link(
+    link = ServerLink(
         rank,
         lambda shard: connect(addresses[shard], secret=bytes.fromhex(secret)),
         served.servers,
@@ -115,11 +110,11 @@ def join_servers(
     workers = Workers(
         rank=rank, count=count, host=socket.gethostname(), timeout_seconds=timeout_seconds, meet=link.meet
     )
-    return Joined(workers=workers, link=link, addresses=addresses, secret=secret)
+    return JoinedServers(workers=workers, link=link, addresses=addresses, secret=secret)
 
 
-def join_group(joined: Joined, scheme: Scheme, hosts: Sequence[str]) -> None:
-    """Connect this worker to its group's server, if the group has one, which the group's first worker starts.
+def join_group(joined: JoinedServers, scheme: Scheme, hosts: Sequence[str]) -> None:
+    """Connect this worker to its group's server, if it has one; the group's first worker starts that server.
 
     All workers must call this together.
 
@@ -136,7 +131,7 @@ def join_group(joined: Joined, scheme: Scheme, hosts: Sequence[str]) -> None:
         settings = ServerSettings(
             count=1,
             workers=joined.workers.count,
-            snapshots=Path(),  # It keeps none.
+            snapshots=Path(),  # This server keeps no snapshots.
             secret=joined.secret,
             parent=joined.addresses[0],
             name=f"the server of {name_workers(list(own))}",
@@ -158,7 +153,7 @@ def join_group(joined: Joined, scheme: Scheme, hosts: Sequence[str]) -> None:
 
 
 def _require_first(addresses: _Addresses) -> None:
-    """Refuse a process that has joined the launcher's servers, which serve one run, before."""
+    """Refuse a process that has joined the launcher's servers before, since they serve only one run."""
     joined = f"{os.getpid()} {addresses}"
     if os.environ.get(_JOINED) == joined:
         raise ConfigError(
@@ -168,45 +163,47 @@ def _require_first(addresses: _Addresses) -> None:
     os.environ[_JOINED] = joined
 
 
-def meet_in_store(store: Store, rank: int, wanted: Wanted) -> tuple[_Addresses, str, Hosting | None]:
-    """The servers' addresses and secret; the first worker starts them and publishes where they are.
+def meet_in_store(
+    store: Store, rank: int, settings: ServerSettings, run_dir: Path | None, timeout_seconds: float
+) -> tuple[_Addresses, str, Hosting | None]:
+    """Return the servers' addresses and secret; the first worker starts the servers and publishes where they are.
 
-    On one host it publishes the name of a file with both. Beyond one host it publishes the addresses; the secret, which
-    the user has given to all workers, does not travel.
+    On one host it publishes the name of a file with both. With several hosts it publishes the addresses only, since
+    the user has given the secret to all workers.
     """
     store = PrefixStore("evenstep/servers", store)
-    # A script that prepares several times uses a new key each time.
+    # A script that calls `prepare` several times uses a new key each time.
     key = f"addresses/{store.add(f'prepared/{rank}', 1)}"
     given = os.environ.get(SECRET_VARIABLE)
-    one_host = os.environ.get("LOCAL_WORLD_SIZE") == str(wanted.workers)
+    one_host = os.environ.get("LOCAL_WORLD_SIZE") == str(settings.workers)
     if not one_host and given is None:
         raise ConfigError(
             f"servers beyond one host need a secret: set {SECRET_VARIABLE} to the same 32 or more hexadecimal digits on"
             " every host"
         )
     kept = -1
-    if wanted.launched.resume and wanted.run_dir is not None:  # Of several hosts, it may be one or as many.
-        kept = Snapshots(wanted.run_dir / "snapshots", wanted.served.servers).newest
+    if settings.resume and run_dir is not None:  # Hosts may share this folder or each have one.
+        kept = Snapshots(settings.snapshots, settings.count).newest
     if rank == 0:
         host = _LOOPBACK if one_host else os.environ.get("MASTER_ADDR", socket.gethostname())
-        hosting = _host(wanted, host, given, store)
+        hosting = _host(settings, run_dir, host, given, store)
         addresses, secret = hosting.servers.addresses, hosting.servers.secret
         handover = Handover(addresses=addresses, secret="" if given else secret, run=run_of(os.environ))
         store.set(f"{key}/kept", str(kept))
         store.set(key, str(handover.write(hosting.folder)) if one_host else "\n".join(map(" ".join, addresses)))
         return addresses, secret, hosting
-    told = _await(store, key, wanted.timeout_seconds)
+    told = _await(store, key, timeout_seconds)
     theirs = int(store.get(f"{key}/kept")) if kept >= 0 else -1
     if kept > theirs:
         raise ConfigError(
-            f"the newest snapshot in {wanted.run_dir} is version {kept} on the host of worker {rank} and version"
+            f"the newest snapshot in {run_dir} is version {kept} on the host of worker {rank} and version"
             f" {theirs} on that of worker 0, whose servers would go on from it: copy the newer ones there"
         )
     if not one_host:
         assert given is not None
         return tuple(tuple(line.split()) for line in told.split("\n")), given, None
     handover = Handover.read(told, run_of(os.environ))
-    if store.add(f"{key}/read", 1) == wanted.workers - 1:
+    if store.add(f"{key}/read", 1) == settings.workers - 1:
         Path(told).unlink(missing_ok=True)
     secret = handover.secret or given or ""
     if not secret:
@@ -215,7 +212,7 @@ def meet_in_store(store: Store, rank: int, wanted: Wanted) -> tuple[_Addresses, 
 
 
 def _await(store: Store, key: str, timeout_seconds: float) -> str:
-    """What worker 0 publishes. The store's own wait would end in its library's output on the terminal."""
+    """Wait for worker 0's message. The store's own wait would print its library's output to the terminal."""
     ends = time.monotonic() + timeout_seconds
     while not store.check([key]):
         if time.monotonic() > ends:
@@ -227,16 +224,17 @@ def _await(store: Store, key: str, timeout_seconds: float) -> str:
     return store.get(key).decode(errors="replace")
 
 
-def _host(wanted: Wanted, host: str, secret: str | None, store: Store | None) -> Hosting:
+def _host(
+    settings: ServerSettings, run_dir: Path | None, host: str, secret: str | None, store: Store | None
+) -> Hosting:
     """Start the servers as children of this process.
 
     Raises:
-        ConfigError: They could not be started, or the run directory holds another run's snapshots.
+        ConfigError: The servers could not be started, or the run directory holds another run's snapshots.
     """
-    run_dir, resume = wanted.run_dir, wanted.launched.resume
-    kept = False
-    if run_dir is not None:  # The servers say what they leave out.
-        kept = Snapshots(run_dir / "snapshots", wanted.served.servers).latest(lambda _: None) is not None
+    kept, resume = False, settings.resume
+    if run_dir is not None:  # The servers report what they leave out.
+        kept = Snapshots(settings.snapshots, settings.count).latest(lambda _: None) is not None
     if restarted(os.environ, kept=kept or resume):
         resume = resume or kept
     if kept and not resume:
@@ -246,17 +244,13 @@ def _host(wanted: Wanted, host: str, secret: str | None, store: Store | None) ->
         )
     scratch = private_folder()
     folder = Path(scratch.name)
-    settings = ServerSettings(
-        count=wanted.served.servers,
-        allow=wanted.served.allowed,
-        workers=wanted.workers,
+    settings = replace(
+        settings,
         snapshots=(run_dir or folder) / "snapshots",
         scratch=folder,
         listen=host,
         secret=secret,
         resume=resume,
-        heartbeat_seconds=wanted.launched.heartbeat_seconds,
-        until_closed=True,
     )
     try:
         return Hosting(settings, scratch, store)
@@ -266,7 +260,7 @@ def _host(wanted: Wanted, host: str, secret: str | None, store: Store | None) ->
 
 
 def restarted(environment: Mapping[str, str], *, kept: bool) -> bool:
-    """Whether torchrun has restarted all workers, and the servers with them; reports what follows."""
+    """True if torchrun has restarted all workers, and the servers with them; reports the consequences."""
     if environment.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         return False
     then = "goes on from the servers' last snapshot" if kept else "starts over, for lack of a snapshot in a run_dir"

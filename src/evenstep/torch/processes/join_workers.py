@@ -1,7 +1,9 @@
 """Joins the other workers in process groups, under schemes without servers."""
 
+import atexit
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
@@ -13,16 +15,22 @@ import torch.distributed as dist
 
 from evenstep.core.backends import GLOO, common_backend
 from evenstep.core.disagreement import NOTHING_ASKED
-from evenstep.core.errors import WorkerLostError
-from evenstep.launch.c10d import Store, reason
+from evenstep.launch.c10d import Store
 from evenstep.launch.connections import connections
-from evenstep.launch.meeting_place import GRACE_SECONDS, keeper_of, meet
-from evenstep.launch.store_line import within
+from evenstep.launch.meeting_place import meet
+from evenstep.launch.store_line import bounded, keeper_of
 from evenstep.torch.processes import forks  # noqa: F401 (what it keeps from forks is made here)
 from evenstep.torch.processes.workers import Workers, place_of
 
 NAMING_SECONDS: Final = 2.0
-"""How long the survivors of a failed collective may take to find out which worker is missing."""
+"""The time that the survivors of a failed collective have to find out which worker is missing."""
+
+_LAST_SECONDS: Final = 0.05
+"""The time that Gloo's threads get at the end of the process to drop what they hold.
+
+A thread that needs the interpreter for that when it has ended kills the process: `terminate called without an active
+exception` (Python before 3.14).
+"""
 
 _Groups: TypeAlias = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
 
@@ -35,12 +43,12 @@ def join_workers(
 ) -> Workers:
     """Join the process group, and initialise it from torchrun's environment if the script has not.
 
-    With a `process_group` of the script, its members are the workers. It carries their gradients unless their devices
-    differ.
+    If the script gives a `process_group`, its members are the workers. It carries their gradients unless their
+    devices differ.
 
     Raises:
-        ConfigError: torchrun's environment is incomplete, a worker was `asked` for something wrong, or no backend
-            carries the gradients of all workers' devices.
+        ConfigError: torchrun's environment is incomplete, a worker's request (`asked`) is wrong, or no backend carries
+            the gradients of all workers' devices.
         DisagreementError: Another worker joins servers.
         WorkerLostError: Not all workers came; it names those that did not.
     """
@@ -64,6 +72,8 @@ def join_workers(
     host_group, device_group = _connect(make, device, store, count, limit)
     if count == 1:
         return alone
+    atexit.unregister(_await_gloo)  # Once is enough for all runs of a process.
+    atexit.register(_await_gloo)
     return Workers(
         rank=rank,
         count=count,
@@ -80,8 +90,12 @@ def join_workers(
     )
 
 
+def _await_gloo() -> None:
+    time.sleep(_LAST_SECONDS)
+
+
 def _machine() -> str:
-    """Where the number of a process means the same: a start of a machine, and there the same container."""
+    """Identifies where process ids have the same meaning: one boot of a machine, and one container on it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text() + str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -89,7 +103,7 @@ def _machine() -> str:
 
 
 def _backend_of(device: torch.device) -> str:
-    """The default backend of this type of device; empty if it has none."""
+    """The default backend of this device type; empty if there is none."""
     try:
         return dist.get_default_backend_for_device(device)
     except ValueError:
@@ -106,7 +120,7 @@ def _groups(
     among: dist.ProcessGroup | None,
     given: dist.ProcessGroup | None,
 ) -> _Groups:
-    """The group of the hosts and that of the devices, which is `given` if there is one, of the members of `among`."""
+    """The groups of hosts and of devices with the members of `among`; the device group is `given`, if there is one."""
     if not dist.is_initialized():
         dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=limit)
     if count == 1:
@@ -119,7 +133,6 @@ def _groups(
 
 def _connect(make: Callable[[], _Groups], device: torch.device, store: Store, count: int, limit: timedelta) -> _Groups:
     """The groups that `make` returns, over the store in which all workers have met."""
-    keeper = keeper_of(store, os.environ)
     module: Any = getattr(torch, device.type, None)
     chooses = device.type != "cpu" and hasattr(module, "set_device")
     if chooses and not dist.is_initialized() and "LOCAL_RANK" in os.environ:
@@ -128,16 +141,14 @@ def _connect(make: Callable[[], _Groups], device: torch.device, store: Store, co
 
     def connect() -> _Groups:
         if current is not None:
-            module.set_device(current)  # Each thread has its own.
+            module.set_device(current)  # The current device is per thread.
         return make()
 
-    try:
-        return within(limit.total_seconds() + GRACE_SECONDS, connect)
-    except TimeoutError:
-        raise WorkerLostError(keeper.unreachable()) from None
-    except RuntimeError as error:
-        raise WorkerLostError(
+    def failed(why: str) -> str:
+        return (
             f"all {count} workers came to prepare, but could not connect to each other within"
-            f" {limit.total_seconds():g} s ({reason(error)}): look at their output and at the network between their"
-            " hosts (GLOO_SOCKET_IFNAME names the interface), then start again"
-        ) from None
+            f" {limit.total_seconds():g} s ({why}): look at their output and at the network between their hosts"
+            " (GLOO_SOCKET_IFNAME names the interface), then start again"
+        )
+
+    return bounded(connect, limit.total_seconds(), keeper_of(store, os.environ), failed)

@@ -1,35 +1,35 @@
-"""Finds out which worker is missing: after a collective has failed, and while one takes long.
+"""Finds out which worker is missing, after a collective has failed or while one takes long.
 
 A failed collective shows that a worker is gone, but seldom which one. So each worker has a counter in the rendezvous
-store, which a thread increments, with what the main thread last did. After a failure the survivors look for a counter
-that stands still, or else for a worker that is behind the others. The first one that knows writes the sentence to the
-store, and the others repeat it. While a collective takes long, the same thread looks at the others. If one of them is
-lost, it ends the connections of this process's groups, so that the collective fails.
+store, which a thread increments, next to the main thread's last activity. After a failure the survivors look for a
+counter that stands still, or else for a worker that is behind the others. The first one to find it writes the message
+to the store, and the others repeat it. While a collective takes long, the same thread watches the others. If one of
+them is lost, it ends the connections of this process's groups, so that the collective fails.
 """
 
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, final
 
-from evenstep.core.activity import Pulse, behind, silent
+from evenstep.core.activity import Pulse
 from evenstep.core.errors import EvenstepError, WorkerLostError
-from evenstep.core.lookout import Lookout, kept_waiting, needs_all
-from evenstep.core.workers import name_workers
+from evenstep.core.lookout import Lookout, needs_all
 from evenstep.launch.c10d import Store, of_communication, of_data_worker, reason
 from evenstep.launch.connections import cut
-from evenstep.launch.meeting_place import VERDICT, keeper_of
-from evenstep.launch.store_line import StoreGoneError, StoreLine, StoreSilentError
+from evenstep.launch.meeting_place import VERDICT
+from evenstep.launch.store_line import StoreLine
 from evenstep.launch.watch import is_stopped
 from evenstep.torch.processes.workers import Workers
 from evenstep.worker.activity import Activity
 
 BEAT_SECONDS: Final = 0.4
 _POLL_SECONDS: Final = 3 * BEAT_SECONDS
+_LAST_SECONDS: Final = 0.05
+"""The time that messages under way get when the script has ended."""
 _ANSWER_SECONDS: Final = 4.0
-"""How long the store may take to answer: a machine may be busy, and the user's timeout is over by now."""
+"""The time that the store may take to answer: a machine may be busy, and the user's timeout is over by now."""
 
 
 @final
@@ -40,7 +40,6 @@ class Liveness:
         assert workers.store is not None
         self._workers = workers
         self._activity = activity
-        self._keeper = keeper_of(workers.store, os.environ)
         self._line = StoreLine(workers.store)
         self._lookout = Lookout(
             workers.rank,
@@ -60,20 +59,23 @@ class Liveness:
         main = threading.main_thread()
         beat = self._line.ask(self._beat)
         while main.is_alive() and not self._closed.is_set():
-            main.join(BEAT_SECONDS)  # A sleep that ends early when the script does.
+            main.join(BEAT_SECONDS)  # Sleeps, but wakes up early when the script ends.
             done = beat.done() and beat.exception() is None
             self._look(beat.result() if done else None)
             if beat.done():
                 beat = self._line.ask(self._beat)
-        if self._failed and self._keeper.worker == self._workers.rank:
-            # The store ends with this process, and the others are to read the reason first.
+        if self._failed and self._line.keeper.worker == self._workers.rank:
+            # The store ends with this process, but the others must read the reason first.
             self._closed.wait(_POLL_SECONDS)
+        self._closed.wait(_LAST_SECONDS)
+        if not self._closed.is_set():
+            cut(self._workers.connections)  # What the script did not wait for must fail before the interpreter ends.
         self._line.close()
 
     def _beat(self, store: Store) -> dict[int, Pulse] | None:
-        """Increment the counter, and read whether another worker has failed, which the store may not outlive.
+        """Increment the counter, and check if another worker has failed, as the store may end with that worker.
 
-        Returns the others' pulses, if the main thread waits for the others or may do so.
+        Returns the others' pulses if the main thread waits for the others or may do so.
         """
         self._beats += 1
         seen = self._activity.read()
@@ -82,7 +84,7 @@ class Liveness:
         return self._pulses(store) if needs_all(seen) else None
 
     def _look(self, pulses: dict[int, Pulse] | None) -> None:
-        """While the main thread waits, look whether that is in vain; if so, end its wait."""
+        """End the main thread's wait if a worker that it waits for is lost."""
         own, workers = self._activity.read(), self._workers
         waits = needs_all(own)
         here = [rank for rank, machine in enumerate(workers.machines) if machine == workers.machines[workers.rank]]
@@ -103,19 +105,19 @@ class Liveness:
         self._closed.set()
 
     def tell(self, text: str) -> None:
-        """This worker fails for this reason: tell the others, unless a worker has failed before."""
+        """Tell the others why this worker fails, unless another worker has failed before."""
         self._failed = True
-        with suppress(StoreSilentError, StoreGoneError):
+        with suppress(WorkerLostError):
             self._line.call(lambda store: self._put(store, text), _ANSWER_SECONDS)
 
     def _put(self, store: Store, text: str) -> None:
         if not store.check([VERDICT]):
             store.set(VERDICT, text)
 
-    def lost(self, cause: Exception, wait: Callable[[float], None]) -> WorkerLostError:
+    def lost(self, cause: Exception) -> WorkerLostError:
         """The error to raise after a collective failed with `cause`; takes a few beats, unless a data worker died."""
         with self._activity.waiting():
-            text = self._of_data_worker if of_data_worker(cause) else self._verdict or self._found(wait)
+            text = self._of_data_worker if of_data_worker(cause) else self._verdict or self._found()
             self.tell(text)
         return WorkerLostError(f"{text} ({reason(cause)})")
 
@@ -126,59 +128,36 @@ class Liveness:
             " fewer or smaller data workers (num_workers, prefetch_factor), then start again"
         )
 
-    def _found(self, wait: Callable[[float], None]) -> str:
+    def _found(self) -> str:
         try:
             before = self._line.call(self._pulses, _ANSWER_SECONDS)
-            wait(_POLL_SECONDS)
+            time.sleep(_POLL_SECONDS)
             after = self._line.call(self._pulses, _ANSWER_SECONDS)
-        except StoreSilentError:
-            return self._keeper.unreachable()
-        except StoreGoneError:
-            return self._verdict or (
-                f"{self._keeper} is gone, and which worker failed first cannot be told any more: look at the output of"
-                " all workers, then start again"
-            )
-        return self._verdict or self._missing(before, after)
+        except WorkerLostError as error:
+            return self._verdict or str(error)
+        return self._verdict or self._lookout.after_failure(self._activity.read(), before, after)
 
     def _pulses(self, store: Store) -> dict[int, Pulse]:
-        """The other workers'."""
+        """The pulses of the other workers."""
         self._read_verdict(store)
         others = [rank for rank in range(self._workers.count) if rank != self._workers.rank]
         texts = store.multi_get([str(rank) for rank in others])
         return {rank: Pulse.from_text(text.decode()) for rank, text in zip(others, texts, strict=True)}
 
-    def _missing(self, before: dict[int, Pulse], after: dict[int, Pulse]) -> str:
-        timeout = self._workers.timeout_seconds
-        if gone := silent(before, after):
-            return (
-                f"{name_workers(gone)} ended, died, stopped or did not answer within {timeout:g} s: look at its output,"
-                " then start again"
-            )
-        seen = {rank: pulse.seen for rank, pulse in after.items()}
-        seen[self._workers.rank] = self._activity.read()
-        waited = [rank for rank in behind(seen, least_seconds=timeout / 4) if rank != self._workers.rank]
-        if waited:
-            return kept_waiting({rank: seen[rank] for rank in waited})
-        return (
-            "a collective failed although every worker is alive: some worker left the training loop earlier than the"
-            " others, or called alone what all must call (mean_over_workers, checkpoint.save), or its network failed;"
-            " give all the same iterations and calls"
-        )
-
 
 @contextmanager
 def explaining(liveness: Liveness | None) -> Iterator[None]:
-    """Errors of the communication library that are raised inside name the missing worker."""
+    """Make the communication library's errors, if raised inside, name the missing worker."""
     try:
         yield
     except RuntimeError as error:
         if isinstance(error, EvenstepError) or not of_communication(error):
             raise
-        raise explained(error, liveness, time.sleep) from error
+        raise explained(error, liveness) from error
 
 
-def explained(cause: Exception, liveness: Liveness | None, wait: Callable[[float], None]) -> EvenstepError:
-    """An error of the communication library as one that names the missing worker; an EvenstepError as it is."""
+def explained(cause: Exception, liveness: Liveness | None) -> EvenstepError:
+    """Turn an error of the communication library into one that names the missing worker; keep an EvenstepError."""
     if isinstance(cause, EvenstepError):
         return cause
-    return WorkerLostError(f"a collective failed: {cause}") if liveness is None else liveness.lost(cause, wait)
+    return WorkerLostError(f"a collective failed: {cause}") if liveness is None else liveness.lost(cause)

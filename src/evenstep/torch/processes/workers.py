@@ -21,11 +21,11 @@ class Workers(Worker):
     Attributes:
         host_group: Carries integers between the hosts' CPUs.
         device_group: Carries gradients; it is the same group if Gloo carries them.
-        given_group: The script's own, which stays when the worker leaves.
+        given_group: The script's own group, which stays when the worker leaves.
         on_host: Whether all workers train on the CPU, over Gloo.
-        store: Where the workers met and show that they live, if they have groups.
-        machines: Where each worker runs, if they have groups; on the same machine, `pids` names each other's processes.
-        connections: The inodes of those of the groups that were made here.
+        store: The store in which the workers met and show that they are alive, if they have groups.
+        machines: The machine of each worker, if they have groups; `pids` are valid between workers of one machine.
+        connections: The inodes of the connections of groups that were made here.
         meet: Exchanges this worker's record for those of all workers, if there are no groups.
     """
 
@@ -47,7 +47,7 @@ class Workers(Worker):
 
 
 def place_of(*needed: str, group: dist.ProcessGroup | None = None) -> tuple[int, int]:
-    """Rank and number of workers: those of the process group, else of torchrun's environment, else of a single process.
+    """Rank and number of workers: from the process group, else from torchrun's environment, else of a single process.
 
     The process group is `group`, or the default one.
 
@@ -71,10 +71,15 @@ def gather(workers: Workers, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [json.loads(each) for each in workers.meet(text)]
     if workers.host_group is None:
         return [json.loads(text)]
-    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(workers.count)]
-    dist.all_gather(lengths, torch.tensor([len(text)]), group=workers.host_group)
-    mine = torch.zeros(max(int(length) for length in lengths), dtype=torch.uint8)
-    mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    texts = [torch.zeros_like(mine) for _ in range(workers.count)]
-    dist.all_gather(texts, mine, group=workers.host_group)
-    return [json.loads(each[: int(length)].numpy().tobytes()) for each, length in zip(texts, lengths, strict=True)]
+    longest = int(of_all(workers, torch.tensor([len(text)])).max())
+    texts = of_all(workers, torch.frombuffer(bytearray(text.ljust(longest)), dtype=torch.uint8))
+    return [json.loads(each.tobytes()) for each in texts.numpy()]
+
+
+def of_all(workers: Workers, tensor: torch.Tensor) -> torch.Tensor:
+    """Every worker's tensor on the CPU, all of one shape, stacked; all workers must call this together."""
+    if workers.host_group is None:
+        return tensor.unsqueeze(0)
+    tensors = [torch.empty_like(tensor) for _ in range(workers.count)]
+    dist.all_gather(tensors, tensor, group=workers.host_group)
+    return torch.stack(tensors)

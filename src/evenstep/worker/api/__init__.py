@@ -1,1 +1,1 @@
-"""What a training loop of any framework calls: `Balancer` behind a barrier, `Client` on parameter servers."""
+"""The API for training loops of any framework: `Balancer` behind a barrier, `Client` on parameter servers."""

@@ -9,6 +9,7 @@ from typing import Any, Final, final
 
 import numpy as np
 
+from evenstep.core.activity import Doing
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import WEIGHTINGS, Ledger, Shares, ends_period
 from evenstep.core.samples import Share as Part
@@ -18,9 +19,10 @@ from evenstep.worker.activity import Activity
 from evenstep.worker.api.gather import AllGather, Gather
 from evenstep.worker.api.loop import Loop, seconds_of
 from evenstep.worker.api.setup import Asked
+from evenstep.worker.api.share import Share
 from evenstep.worker.iteration import Iteration, units_of
+from evenstep.worker.meter import COLUMNS, Rows
 from evenstep.worker.nonfinite import NonfiniteGuard
-from evenstep.worker.rows import COLUMNS, Rows
 
 _ALONE: Final = "start every worker with all_gather, a function from this worker's row to the rows of all"
 
@@ -48,8 +50,8 @@ class Balancer(Loop):
                 weights = sum_over_workers(weights * share.average)     # and the optimizer's state
 
     Args:
-        scheme: A scheme without parameter servers: `"lb-bsp"`, `"dbs:minimum=4"`, or what a recipe returns. None: that
-            of `evenstep run`, else `lb-bsp`.
+        scheme: A scheme without parameter servers: `"lb-bsp"`, `"dbs:minimum=4"`, or what a recipe returns. None: the
+            scheme of `evenstep run`, else `lb-bsp`.
         rank: This worker, 0 to `workers` - 1.
         workers: The number of workers.
         all_gather: `fn(row: bytes) -> list[bytes]`, any all-gather: it returns the rows of all workers by rank. Within
@@ -59,7 +61,7 @@ class Balancer(Loop):
         global_batch_size: Samples in one iteration, over all workers.
         drop_last: Leave out a last iteration of fewer samples.
         shuffle: Whether `share.indices` is in a new random order in each epoch; otherwise it equals the positions.
-        seed: Of that order.
+        seed: The seed of that order.
         smallest_batch: The smallest share that a worker can compute on; 2 for models with batch normalisation.
         largest_batch: The largest share that this worker's memory holds, if it is known.
         averages: Whether the loop averages the weights where `share.average` says so, as `local-sgd` needs.
@@ -67,7 +69,7 @@ class Balancer(Loop):
 
     Raises:
         ConfigError: Something asked for cannot work on this worker or on another, which is named; or the all-gather
-            returned something else than the rows of all workers.
+            returned anything but the rows of all workers.
         DisagreementError: The workers were started with different schemes, lengths, sizes or seeds.
     """
 
@@ -88,7 +90,9 @@ class Balancer(Loop):
         averages: bool = False,
         run_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        asked = Asked(
+        asked = Asked.of(
+            LaunchSettings.from_environment(os.environ),
+            partial(_check, averages=averages),
             scheme=scheme,
             rank=rank,
             workers=workers,
@@ -100,8 +104,6 @@ class Balancer(Loop):
             smallest_batch=smallest_batch,
             largest_batch=largest_batch,
             run_dir=run_dir,
-            launched=LaunchSettings.from_environment(os.environ),
-            check=partial(_check, averages=averages),
         )
         worker = asked.worker
         if all_gather is None and asked.workers > 1:
@@ -109,25 +111,32 @@ class Balancer(Loop):
         self._gather = Gather(all_gather or _of_one, rank=asked.rank, workers=asked.workers)
         agreed = asked.agree(self._gather.records)
         super().__init__(asked, agreed, worker, Activity())
-        self._rows = Rows(self._tracker, self._gather.records)
+        self._rows = Rows(self._tracker.meter, self._gather.records)
         self._weigh = WEIGHTINGS[agreed.scheme.weighting]
         self._period = agreed.scheme.period
         self._since_average = np.zeros(asked.workers, dtype=np.int64)
         self._units: float | None = None
-        self._amount, self._weighed = 0.0, False  # Since the last exchange.
+        self._amount, self._weighed = 0.0, False  # Counted since the last exchange.
         guards = asked.workers > 1 and agreed.scheme.nonfinite != "spread"
         self._nonfinite = NonfiniteGuard(agreed.scheme.nonfinite, self._tracker) if guards else None
+        self._planned: Shares | None = None
         self._due = False
         self._began_at = 0.0
 
+    @property
+    def planned(self) -> Share | None:
+        """In the loop: the next share if the sizes stay as they are, for fetching ahead; None in the epoch's last."""
+        part = None if self._planned is None else self._planned.share()
+        return None if part is None else self._share_of(part)
+
     @contextmanager
     def compute(self) -> Iterator[None]:
-        """Around this worker's own compute of a share, once: it is timed, and ends with an exchange of all workers.
+        """Wrap this worker's own compute of a share, once: it is timed, and ends with an exchange of all workers.
 
         Under `local-sgd` they exchange at the end of a period only.
 
         Raises:
-            ConfigError: No share is in hand, or its compute was reported already.
+            ConfigError: There is no current share, or its compute was reported already.
             DisagreementError: The workers are in different iterations; no gradient has been summed yet.
         """
         self._require_due()
@@ -140,12 +149,12 @@ class Balancer(Loop):
         self._computed()
 
     def report(self, seconds: float, *, finite: bool = True) -> None:
-        """Instead of `compute`: this worker's own compute of the share took this many seconds. Errors as for `compute`.
+        """Report the seconds of this worker's own compute of the share, instead of `compute`; raises the same errors.
 
         For compute that a host's clock cannot measure, such as a device's, or that communicates meanwhile.
 
         Args:
-            seconds: As named.
+            seconds: The time of the compute.
             finite: Whether the gradient holds no NaN and no infinity. If it does, the scheme's `nonfinite` decides:
                 under `skip` the weight of `balancer.share` becomes 0, and a warning names this worker.
 
@@ -168,7 +177,7 @@ class Balancer(Loop):
             count: The units in this worker's share: what its loss is divided by.
 
         Raises:
-            ConfigError: The count is negative or no number, or no share is in hand.
+            ConfigError: The count is negative or not a number, or there is no current share.
         """
         self._require_due()
         now = self._tracker.iteration
@@ -177,7 +186,7 @@ class Balancer(Loop):
     def _require_due(self) -> None:
         now = self._tracker.iteration
         if now is None or not self._at.looping:
-            raise ConfigError("no share is in hand: report compute inside the loop over balancer.epoch()")
+            raise ConfigError("there is no current share: report compute inside the loop over balancer.epoch()")
         if not self._due:
             raise ConfigError(
                 f"the compute of iteration {now.number} was reported already: use compute() or report() once a share,"
@@ -185,7 +194,7 @@ class Balancer(Loop):
             )
 
     def _computed(self, *, finite: bool = True) -> None:
-        """The compute of the share in hand is over: exchange, unless its period goes on."""
+        """Exchange after the compute of the current share, unless its period goes on."""
         now, tracker = self._tracker.iteration, self._tracker
         assert now is not None
         assert self.share is not None
@@ -213,13 +222,13 @@ class Balancer(Loop):
         """Tell the others how long compute took, and check that all workers are in the same iteration."""
         tracker, weighed, own = self._tracker, self._weighed, np.float64(self._amount)
         self._amount, self._weighed = 0.0, False
-        bits = int(own.view(np.int64))  # A row has integers.
+        bits = int(own.view(np.int64))  # Rows hold integers.
         with tracker.waiting():
             rows = self._gather.rows(self._rows.row(now, weighed=weighed, extra=[bits]))
         assert now.paused is not None
         now.synchronised_seconds = tracker.clock() - now.paused
         amounts = self._rows.check(rows)[:, 0].copy().view(np.float64)
-        tracker.waiting_ends()
+        tracker.mark(Doing.COMPUTING)
         if weighed:
             self._settle(float(own), float(amounts.sum()))
 
@@ -235,10 +244,11 @@ class Balancer(Loop):
 
     def _enter(self) -> None:
         self._tracker.enter_loader()
-        self._rows.learn()
+        self._tracker.learn()
 
     def _shares(self, ledger: Ledger) -> Shares:
-        return self._tracker.shares(ledger, epoch=self._at.epoch, depth=0)
+        self._planned = self._tracker.shares(ledger, epoch=self._at.epoch, depth=0)
+        return self._planned
 
     def _weight_of(self, part: Part) -> float:
         return self._weigh(part) if self._period is None else float(part.samples > 0)
@@ -272,10 +282,10 @@ class Balancer(Loop):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """As for any loop; under `local-sgd` after an average, since only then the workers' weights are alike.
+        """Like `Loop.state_dict`; under `local-sgd` only after an average, when all workers' weights are equal.
 
         Raises:
-            ConfigError: A period has begun, and its average is yet to come.
+            ConfigError: A period has begun and has not been averaged yet.
         """
         if self._since_average.any():
             raise ConfigError(

@@ -8,34 +8,38 @@ import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, final
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, Unpack, final
 
+import msgspec
+
+from evenstep.core.activity import Doing
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Ledger, Shares
 from evenstep.core.samples import Share as Part
 from evenstep.core.shown import shown
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.launch.server_settings import SECRET_VARIABLE, read_secret
-from evenstep.protocol.optimizer import OptimizerSpec, spec_of
+from evenstep.protocol.optimizer import OptimizerSpec, Options, plain_option, spec_of
 from evenstep.protocol.run_spec import RunSpec
 from evenstep.schemes import Scheme
 from evenstep.transport.address import Address
 from evenstep.transport.connect import connect
 from evenstep.worker.activity import Activity
-from evenstep.worker.api.client_optimizer import ClientOptimizer
+from evenstep.worker.agreement import Agreed
 from evenstep.worker.api.loop import Loop, seconds_of
-from evenstep.worker.api.setup import Agreed, Asked
+from evenstep.worker.api.setup import Asked, ShareOptions
+from evenstep.worker.arguments import require_known
 from evenstep.worker.loader_state import read_state
 from evenstep.worker.nonfinite import NonfiniteGuard
 from evenstep.worker.servers.arrays import Array, ArrayParameters, layout_of
 from evenstep.worker.servers.exchange import Batch, ServedExchange
-from evenstep.worker.servers.link import Link
+from evenstep.worker.servers.link import ServerLink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _STATE = "give what a client's state_dict() returned"
-_SERVERS: Final = "servers takes a list of addresses for each server, as start_servers(...).addresses is one, not {}"
 _LONGEST: Final = 200
 """Characters of the weights' shapes and of the options that workers compare word by word."""
 
@@ -57,25 +61,21 @@ class Client(Loop):
     compute, unless `compute` or `report` say otherwise. Nothing here imports a framework.
 
     Args:
-        scheme: A scheme on parameter servers, such as `"ssp:bound=3"`, `"dssp"` or `"asp:load=lb-bsp"`. None: that of
-            `evenstep run`.
+        scheme: A scheme on parameter servers, such as `"ssp:bound=3"`, `"dssp"` or `"asp:load=lb-bsp"`. None: the
+            scheme of `evenstep run`.
         rank: This worker, 0 to `workers` - 1.
         workers: The number of workers.
-        weights: The initial weights: arrays of float16, float32 or float64. The run starts from those of one worker.
+        weights: The initial weights: arrays of float16, float32 or float64. The run starts from one worker's weights.
         optimizer: `SGD`, `Adam` or `AdamW`, or another that the servers know.
-        options: What to set of its options, by torch's names. `client.options` may be changed between pushes.
+        options: The optimizer's options to set, by torch's names. `client.options` may be changed between pushes.
         length: Samples in an epoch.
         global_batch_size: Samples of one iteration of all workers together.
-        drop_last: Leave out the samples that do not fill a global batch.
-        shuffle: Whether `share.indices` is in a new random order in each epoch; otherwise it equals the positions.
-        seed: Of that order.
-        smallest_batch: The smallest share that a worker can compute on; 2 for models with batch normalisation.
-        largest_batch: The largest share that this worker's memory holds, if it is known.
-        servers: The addresses of each server (`start_servers(...).addresses`); None for those of `evenstep run`.
-        secret: Of the servers; None for that in `EVENSTEP_SECRET`.
+        servers: The addresses of each server (`start_servers(...).addresses`); None for the ones of `evenstep run`.
+        secret: The servers' secret; None for the one in `EVENSTEP_SECRET`.
         timeout: Seconds to wait for another worker or a server before the run ends with an error that names it; 300
             by default.
-        run_dir: Folder to which each worker writes its events, for `evenstep report` and `top`.
+        share_options: `drop_last`, `shuffle`, `seed`, `smallest_batch`, `largest_batch` and `run_dir`, as for
+            `evenstep.Balancer`.
 
     Raises:
         ConfigError: Something asked for cannot work on this worker or on another, which is named.
@@ -94,32 +94,23 @@ class Client(Loop):
         options: Mapping[str, object] | None = None,
         length: int,
         global_batch_size: int,
-        drop_last: bool = False,
-        shuffle: bool = True,
-        seed: int = 0,
-        smallest_batch: int = 1,
-        largest_batch: int | None = None,
         servers: Sequence[Sequence[str]] | None = None,
         secret: str | None = None,
         timeout: float | None = None,
-        run_dir: str | os.PathLike[str] | None = None,
+        **share_options: Unpack[ShareOptions],
     ) -> None:
+        require_known(share_options, ShareOptions.__annotations__, "Client")
         launched = LaunchSettings.from_environment(os.environ)
         addresses = _addresses(launched.servers if servers is None else servers)
-        asked = Asked(
+        asked = Asked.of(
+            launched,
+            lambda given: _check(given, len(addresses), weights, optimizer, options),
             scheme=scheme,
             rank=rank,
             workers=workers,
             length=length,
             global_batch_size=global_batch_size,
-            drop_last=drop_last,
-            shuffle=shuffle,
-            seed=seed,
-            smallest_batch=smallest_batch,
-            largest_batch=largest_batch,
-            run_dir=run_dir,
-            launched=launched,
-            check=lambda given: _check(given, len(addresses), weights, optimizer, options),
+            **share_options,
         )
         worker = asked.worker
         activity = Activity()
@@ -159,7 +150,7 @@ class Client(Loop):
         self._link.start(run.encode(), [each.nbytes for each in layouts])
         self._overlaps = served.exchange == "overlapped"
         self._parameters = ArrayParameters(weights, layouts, self._link)
-        self._optimizer = ClientOptimizer(self._link, spec)
+        self._optimizer = _Optimizer(self._link, spec)
         self._nonfinite = NonfiniteGuard(served.nonfinite, self._tracker)
         self._batch: Batch | None = None
         self._pass = ServedExchange(
@@ -168,7 +159,7 @@ class Client(Loop):
 
     @property
     def weights(self) -> list[Array]:
-        """The present weights, read-only; the next ones, with a share or after a push, come into the same memory."""
+        """The current weights, read-only; newer ones, with a share or after a push, arrive in the same memory."""
         return self._parameters.weights
 
     @property
@@ -178,7 +169,7 @@ class Client(Loop):
 
     @contextmanager
     def compute(self) -> "Iterator[None]":
-        """Around this worker's own compute of a share, if the script does other things too before it pushes."""
+        """Wrap this worker's own compute of a share, if the script does other things too before it pushes."""
         self._require_batch()
         self._stopwatch.drop()
         self._stopwatch.run()
@@ -188,10 +179,11 @@ class Client(Loop):
             self._stopwatch.pause()
 
     def report(self, seconds: float) -> None:
-        """Instead of the time from the share to its push: this worker's own compute took this many seconds."""
+        """Report the seconds of this worker's own compute, instead of the time from the share to its push."""
         seconds = seconds_of(seconds)
         self._require_batch()
         self._stopwatch.restart()
+        self._stopwatch.drop()
         self._stopwatch.add(seconds)
 
     def push(self, gradients: Sequence[Array]) -> list[Array] | None:
@@ -201,10 +193,10 @@ class Client(Loop):
             gradients: One for each weight, in the same order and of the same shapes.
 
         Returns:
-            The present weights, or None if no newer ones have come.
+            The current weights, or None if no newer ones have come.
 
         Raises:
-            ConfigError: No share is in hand, or the gradients have other shapes.
+            ConfigError: There is no current share, or the gradients have other shapes.
             WorkerLostError: The servers are gone.
         """
         batch, now = self._require_batch(), self._tracker.iteration
@@ -223,7 +215,7 @@ class Client(Loop):
             if not self._overlaps:
                 self._pass.settle()
         self._batch = None
-        self._tracker.steps()
+        self._tracker.mark(Doing.STEPPED)
         return self.weights if self._parameters.taken > taken else None
 
     def close(self) -> None:
@@ -236,7 +228,7 @@ class Client(Loop):
     def _require_batch(self) -> Batch:
         self._require_unclosed()
         if self._batch is None:
-            raise ConfigError("no share is in hand: push once for each share of client.epoch()")
+            raise ConfigError("there is no current share: push once for each share of client.epoch()")
         return self._batch
 
     def _finish(self) -> None:
@@ -265,9 +257,9 @@ class Client(Loop):
     # The state.
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch, what sizes rest on, and the optimizer's state as one `bytes` for each server; not the weights.
+        """Return the epoch, the basis of the sizes and the optimizer's state, one `bytes` per server; not the weights.
 
-        Call it between epochs: within one only the servers know which samples are done with, so this state would repeat
+        Call it between epochs: within one only the servers know which samples are finished, so this state would repeat
         the epoch, with a warning.
         """
         if not self._pass.over:
@@ -302,9 +294,36 @@ class Client(Loop):
         self._optimizer.pending = encoded
 
 
+@final
+class _Optimizer:
+    """The options of the optimizer, whose updates the servers compute, and the state from which they are to begin."""
+
+    def __init__(self, link: ServerLink, spec: OptimizerSpec) -> None:
+        self.values: dict[str, Any] = dict(spec.groups[0])
+        self.pending: list[bytes] | None = None
+        self._link = link
+        self._known = set(self.values)
+
+    def options(self) -> tuple[Options, ...]:
+        """The current options of the only param group."""
+        if self.values.keys() != self._known:
+            odd = ", ".join(sorted(self.values.keys() ^ self._known))
+            raise ConfigError(f"client.options must keep its names, but {odd} came or went: give them to the Client")
+        return ({name: plain_option(name, value) for name, value in self.values.items()},)
+
+    def hand_over(self) -> None:
+        """Send the state to the servers, if there is one."""
+        if self.pending is not None:
+            self._link.load_states([[memoryview(each)] for each in self.pending])
+
+    def clear(self) -> None:
+        """Forget the state, which the servers have."""
+        self.pending = None
+
+
 def _link(
     rank: int, addresses: Sequence[Sequence[str]], secret: str | None, timeout_seconds: float, activity: Activity
-) -> Link:
+) -> ServerLink:
     secret = os.environ.get(SECRET_VARIABLE) if secret is None else secret
     if not addresses or not secret:
         raise ConfigError(
@@ -312,7 +331,7 @@ def _link(
             " --scheme ssp, or give servers= and secret= of evenstep.start_servers"
         )
     key = read_secret(secret)
-    return Link(
+    return ServerLink(
         rank,
         lambda shard: connect(addresses[shard], secret=key),
         len(addresses),
@@ -322,19 +341,17 @@ def _link(
 
 
 def _addresses(servers: object) -> list[list[str]]:
-    """The addresses of each server; ConfigError if they are something else."""
-    for each in (lists := _listed(servers)):
-        for text in _listed(each):
-            if not isinstance(text, str):
-                raise ConfigError(_SERVERS.format(shown(text)))
-            Address.parse(text)
-    return [_listed(each) for each in lists]
-
-
-def _listed(value: object) -> list[Any]:
-    if not isinstance(value, list | tuple):
-        raise ConfigError(_SERVERS.format(shown(value)))
-    return list(value)
+    """Return the addresses of each server; ConfigError if they are something else."""
+    try:
+        lists = msgspec.convert(servers, list[list[str]])
+    except msgspec.ValidationError:
+        raise ConfigError(
+            "servers takes a list of addresses for each server, as start_servers(...).addresses is one, not"
+            f" {shown(servers)}"
+        ) from None
+    for text in chain.from_iterable(lists):
+        Address.parse(text)
+    return lists
 
 
 def _check(
@@ -366,5 +383,5 @@ def _spec(optimizer: object, options: object) -> OptimizerSpec:
 
 
 def _short(text: str) -> str:
-    """The text, or of a long one the beginning, and a checksum of all."""
+    """Return the text, or the beginning and a checksum of a long one."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... (checksum {zlib.crc32(text.encode()):08x})"

@@ -16,7 +16,7 @@ from evenstep.core.values import IntArray
 AllGather: TypeAlias = Callable[[bytes], Sequence[bytes]]
 
 _PREFIX: Final = struct.Struct("!4q")
-"""Before what a row carries: number of workers, rank, number of the call, and the length of a record or a mark."""
+"""Precedes the content of a row: number of workers, rank, number of the call, length of a record or a mark."""
 _FAILED: Final = 1
 
 
@@ -37,10 +37,10 @@ class Gather:
         self._calls = 0
 
     def records(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The records of all workers, by rank, as JSON.
+        """Return the records of all workers, by rank, as JSON.
 
         Raises:
-            ConfigError: The all-gather returned something else than the rows of all workers.
+            ConfigError: The all-gather returned anything but the rows of all workers.
         """
         text = json.dumps(record).encode()
         lengths = [length for length, _ in self._call(b"", len(text))]
@@ -48,11 +48,11 @@ class Gather:
         return [json.loads(each[:length]) for length, each in padded]
 
     def rows(self, row: Sequence[int], failure: str | None = None) -> IntArray:
-        """The rows of all workers, int64 of shape [workers, columns].
+        """Return the rows of all workers, int64 of shape [workers, columns].
 
         Args:
-            row: This worker's, of as many integers as those of the others.
-            failure: A sentence, if this worker cannot take part: all workers then raise it.
+            row: This worker's row, of as many integers as the others'.
+            failure: A sentence if this worker cannot take part; all workers then raise it.
 
         Raises:
             ConfigError: A worker failed, which is named, or as for `records`.
@@ -64,13 +64,13 @@ class Gather:
         return np.stack([np.frombuffer(each, dtype="<i8") for _, each in came]).astype(np.int64)
 
     def require_same(self, layout: Sequence[str]) -> None:
-        """Check that the arrays that the workers are to exchange are the same; their collectives might wait for ever.
+        """Check that all workers are to exchange the same arrays; otherwise their collectives might wait for ever.
 
         Args:
-            layout: What each array of this worker is.
+            layout: A description of each array of this worker.
 
         Raises:
-            DisagreementError: They are not.
+            DisagreementError: The arrays differ.
         """
         digest = hashlib.blake2b("\n".join(layout).encode(), digest_size=8).digest()
         if len(set(self.rows([int.from_bytes(digest) >> 1])[:, 0].tolist())) > 1:
@@ -84,7 +84,7 @@ class Gather:
         raise ConfigError(f"worker {rank}: {failure}")
 
     def _call(self, content: bytes, number: int) -> list[tuple[int, bytes]]:
-        """The numbers and contents of all workers."""
+        """Return the numbers and contents of all workers."""
         self._calls += 1
         row = _PREFIX.pack(self._workers, self._rank, self._calls, number) + content
         came: Any = self._all_gather(row)

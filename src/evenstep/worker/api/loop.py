@@ -1,4 +1,4 @@
-"""What a `Balancer` and a `Client` have in common: shares of an epoch, the time of compute, notes and the state."""
+"""The common part of `Balancer` and `Client`: shares of an epoch, the time of compute, notes and the state."""
 
 import math
 import sys
@@ -16,14 +16,16 @@ from evenstep.core.samples import Share as Part
 from evenstep.core.shown import shown
 from evenstep.core.values import UNLIMITED, require_whole
 from evenstep.worker.activity import Activity
-from evenstep.worker.api.setup import Agreed, Asked
+from evenstep.worker.agreement import Agreed
+from evenstep.worker.api.setup import Asked
 from evenstep.worker.api.share import Share
 from evenstep.worker.loader_state import LoaderState, Progress, load_speeds, read_state
-from evenstep.worker.stopwatch import HostStopwatch
+from evenstep.worker.meter import HostStopwatch
+from evenstep.worker.opening import open_tracker, run_event
 from evenstep.worker.worker import Worker
 
 _MAX_SECONDS: Final = 1e6
-"""Of one share, so that times of many samples and workers can be added up as integers."""
+"""The longest time of one share, so that times of many samples and workers can be added up as integers."""
 
 
 class Loop(ABC):
@@ -33,18 +35,29 @@ class Loop(ABC):
         self._asked = asked
         self._worker = worker
         self._stopwatch = HostStopwatch(time.perf_counter)
-        self._tracker = asked.tracker(agreed, worker, self._stopwatch, activity)
+        self._tracker = open_tracker(
+            agreed,
+            worker,
+            self._stopwatch,
+            activity,
+            launched=asked.launched,
+            folder=asked.events_dir,
+            by_argument=asked.run_dir is not None,
+        )
+        self._tracker.recorder.record(
+            run_event(agreed, worker.rank, iterations=asked.ledger(0).iterations, seed=asked.seed)
+        )
         self._at = Progress()
         self._loops = 0
         self._is_finalizing = sys.is_finalizing  # At exit `sys` may be None here when a generator is closed.
         self.share: Share | None = None
-        """What was handed out last; after its compute a `Balancer` settles its weights, as by `weigh_by`."""
+        """The last share handed out; after its compute a `Balancer` settles its weights, as by `weigh_by`."""
         self.scheme = agreed.scheme
-        """On which all workers have agreed."""
+        """The scheme on which all workers have agreed."""
 
     @property
     def next_epoch(self) -> int:
-        """The epoch with which to begin or go on: `for epoch in range(balancer.next_epoch, epochs)`."""
+        """The epoch with which to begin or continue: `for epoch in range(balancer.next_epoch, epochs)`."""
         return self._at.next_epoch
 
     @property
@@ -52,6 +65,11 @@ class Loop(ABC):
         """The samples of each worker in an iteration, as last planned."""
         sizes: list[int] = self._tracker.planned_sizes().tolist()
         return sizes
+
+    @property
+    def iterations(self) -> int:
+        """The iterations of an epoch."""
+        return self._asked.ledger(0).iterations
 
     def note(self, **values: float) -> None:
         """Record values in the event log, if there is one: `balancer.note(loss=loss)`; `evenstep report` plots them."""
@@ -68,7 +86,7 @@ class Loop(ABC):
     # The epoch.
 
     def epoch(self, epoch: int | None = None) -> Iterator[Share]:
-        """This worker's shares of the epoch, or of the next one; after `load_state_dict`, those that are left of it.
+        """Yield this worker's shares of the epoch, or of the next one; after `load_state_dict`, the remaining shares.
 
         Raises:
             ConfigError: The epoch is not a whole number >= 0, or the run was closed.
@@ -87,7 +105,7 @@ class Loop(ABC):
         loop = self._loops
         self._at.begin()
         ledger = self._asked.ledger(self._at.done)
-        order = self._asked.order(self._at.epoch)
+        self._order = self._asked.order(self._at.epoch)
         self._enter()
         shares = self._shares(ledger)
         self._at.looping = True
@@ -96,16 +114,7 @@ class Loop(ABC):
                 shares.advance()
                 self._at.done = ledger.iteration
                 self._begin(part)
-                positions = np.array(part.positions, dtype=np.int64)
-                self.share = Share(
-                    iteration=part.iteration,
-                    positions=positions,
-                    indices=order[positions],
-                    samples=part.samples,
-                    weight=self._weight_of(part),
-                    sizes=part.sizes,
-                    average=self._average_of(part),
-                )
+                self.share = self._share_of(part)
                 yield self.share
                 if loop != self._loops:
                     raise ConfigError("another loop over an epoch began before this one ended: finish one first")
@@ -119,39 +128,51 @@ class Loop(ABC):
                 self._at.looping = False
                 self._leave()
 
+    def _share_of(self, part: Part) -> Share:
+        positions = np.array(part.positions, dtype=np.int64)
+        return Share(
+            iteration=part.iteration,
+            positions=positions,
+            indices=self._order[positions],
+            samples=part.samples,
+            weight=self._weight_of(part),
+            sizes=part.sizes,
+            average=self._average_of(part),
+        )
+
     def _begin(self, part: Part) -> None:
-        """A share is handed out."""
+        """Called when a share is handed out."""
         piece = whole_batch(part)
         self._tracker.begin(part, piece, self._at.epoch)
 
     @abstractmethod
     def _finish(self) -> None:
-        """The script is done with its share; ConfigError if it did not do what it has to."""
+        """Called when the script is finished with its share; ConfigError if it did not do what it has to."""
 
     @abstractmethod
     def _enter(self) -> None:
-        """The script asks for the next share."""
+        """Called when the script asks for the next share."""
 
     @abstractmethod
     def _shares(self, ledger: Ledger) -> Shares:
-        """This worker's shares of the present epoch, which starts at the ledger's position."""
+        """Return this worker's shares of the current epoch, which starts at the ledger's position."""
 
     @abstractmethod
     def _weight_of(self, part: Part) -> float:
-        """`Share.weight` of this part."""
+        """Return `Share.weight` of this part."""
 
     def _average_of(self, part: Part) -> float | None:
-        """`Share.average` of this part."""
+        """Return `Share.average` of this part."""
         return None
 
     def _leave(self) -> None:
-        """The script has left the epoch, at its end or before."""
+        """Called when the script has left the epoch, at its end or before."""
         self._tracker.leave_loop()
 
     # The state.
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run is, at this point of the loop, and what the sizes rest on: plain numbers, lists and dicts.
+        """Return the run's position in the loop and the basis of the sizes: plain numbers, lists and dicts.
 
         The state of any one worker serves all of them.
         """
@@ -184,7 +205,7 @@ class Loop(ABC):
 
 
 def seconds_of(value: object) -> float:
-    """A time as a caller reports it; ConfigError unless it is a number of seconds from 0 to 1e6."""
+    """Return a time that a caller reports; ConfigError unless it is a number of seconds from 0 to 1e6."""
     try:
         seconds = math.nan if isinstance(value, str) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

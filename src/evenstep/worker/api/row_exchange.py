@@ -25,9 +25,10 @@ from evenstep.telemetry.say import say
 from evenstep.transport.base import Connection, ConnectionLostError, SilentError
 from evenstep.transport.connect import connect
 from evenstep.transport.listen import listen
+from evenstep.worker.api.gather import Gather
 
 NEWS_SECONDS: Final = 5.0
-"""How long to wait for news of a lost worker: after an exchange of the framework has failed, and beyond a timeout."""
+"""How long to wait for news of a lost worker, after a failed exchange of the framework and beyond a timeout."""
 _LINGER_SECONDS: Final = 2.0
 """How long worker 0 outlives a loss at most, for the others to read it."""
 _INVITATION: Final = 1024
@@ -63,18 +64,19 @@ class RowExchange:
         add_up: Callable[[Any], Any],
         everywhere: bool = False,
     ) -> None:
-        self._rank = rank
-        self._workers = workers
+        self.rank = rank
+        self.workers = workers
         self._peers: dict[int, Connection] = {}
         self._came: SimpleQueue[tuple[int, bytes, bytes]] = SimpleQueue()
-        """On worker 0: from whom a message came, its header and its row."""
+        """On worker 0: the sender of a message, its header and its row."""
         self.limit(None)
+        self.gather = Gather(self.all_gather, rank=rank, workers=workers)
         self._closed = False
         self._listeners: list[Thread] = []
         self._lost: WorkerLostError | None = None
-        """What this worker has raised."""
+        """The error that this worker has raised."""
         self._sending = Lock()
-        """A worker may end as soon as it has its rows; the others get theirs before they hear of that."""
+        """A worker may end as soon as it has its rows; the others must get theirs before they hear of that."""
         if workers > 1:
             if rank == 0 and (everywhere or not _is_loopback(host)) and len(socket.if_nameindex()) > 1:
                 say(
@@ -89,24 +91,24 @@ class RowExchange:
             sys.excepthook, self._show = self._tell, sys.excepthook
 
     def limit(self, timeout: float | None) -> None:
-        """How long a worker may take from one exchange to the next; None: as long as the user says, else 300 s.
+        """Limit a worker's time from one exchange to the next; None: as long as the user says, else 300 s.
 
         Raises:
-            ConfigError: It is no timeout.
+            ConfigError: The timeout is not valid.
         """
         self._timeout_seconds = LaunchSettings.from_environment(os.environ).timeout_seconds(timeout)
 
     def all_gather(self, row: bytes) -> list[bytes]:
-        """The rows of all workers by rank, of the same length.
+        """Return the rows of all workers by rank, of the same length.
 
         Raises:
             WorkerLostError: A worker is gone, or does not come in time.
         """
-        if self._rank == 0:
+        if self.rank == 0:
             rows, deadline = {0: row}, time.monotonic() + self._timeout_seconds
-            while len(rows) < self._workers:
+            while len(rows) < self.workers:
                 rank, rows[rank] = self._next(rows, deadline)
-            together = b"".join(rows[rank] for rank in range(self._workers))
+            together = b"".join(rows[rank] for rank in range(self.workers))
             with self._sending:
                 for rank in self._peers:
                     self._send(rank, together)
@@ -120,29 +122,29 @@ class RowExchange:
         return [together[at : at + len(row)] for at in range(0, len(together), len(row))]
 
     def failed(self) -> None:
-        """An exchange of the framework failed on this worker.
+        """Find out which worker is gone after an exchange of the framework failed on this worker.
 
         Raises:
-            WorkerLostError: A worker is gone, which it names.
+            WorkerLostError: A worker is gone; the error names it.
         """
         with suppress(Empty, SilentError):
             while True:
-                if self._rank:
+                if self.rank:
                     self._answer(NEWS_SECONDS)
                 else:
                     self._row_of(*self._came.get(timeout=NEWS_SECONDS)[1:])
 
     @property
     def lost(self) -> bool:
-        """Whether this worker has missed another."""
+        """True if this worker has missed another."""
         return self._lost is not None
 
     def _next(self, rows: dict[int, bytes], deadline: float) -> tuple[int, bytes]:
-        """On worker 0: the next row, and whose it is."""
+        """Return the next row and its sender, on worker 0."""
         try:
             rank, header, row = self._came.get(timeout=max(0.0, deadline - time.monotonic()))
         except Empty:
-            said = self._late([rank for rank in range(self._workers) if rank not in rows])
+            said = self._late([rank for rank in range(self.workers) if rank not in rows])
             self._tell_others(said)
             self._lose(said)
         return rank, self._row_of(header, row)
@@ -158,7 +160,7 @@ class RowExchange:
         raise self._lost
 
     def _row_of(self, header: bytes, row: bytes) -> bytes:
-        """The row of a message; WorkerLostError if it says that a worker is gone."""
+        """Return the row of a message; WorkerLostError if it says that a worker is gone."""
         if header != _ROW:
             self._lose(header.decode())
         return row
@@ -170,7 +172,7 @@ class RowExchange:
             self._lose(_gone(rank))
 
     def _answer(self, timeout: float) -> bytes:
-        """On another worker than 0: the next row that worker 0 sends. SilentError if nothing comes in time."""
+        """Return the next row that worker 0 sends, on the other workers. SilentError if nothing comes in time."""
         try:
             return self._row_of(*_received(self._peers[0], timeout))
         except ConnectionLostError:
@@ -183,7 +185,7 @@ class RowExchange:
                 self._came.put((rank, *_received(peer, None)))
         except ConnectionLostError:
             if self._closed:
-                return  # By this worker, and not by that one.
+                return  # This worker closed it, not the other one.
             said = _gone(rank)
             self._tell_others(said)
             self._came.put((rank, said.encode(), b""))
@@ -195,7 +197,7 @@ class RowExchange:
                     peer.send(said.encode(), wait=False)
 
     def _tell(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        """An error ends this process; a framework may have wrapped it in one of its own."""
+        """Leave the cause of an error that ends this process. A framework may have wrapped it in one of its errors."""
         told = self._lost or error
         if isinstance(told, EvenstepError):
             leave_error(told)
@@ -216,19 +218,19 @@ class RowExchange:
 
         def told(text: str) -> bytes:
             letters = np.frombuffer(text.encode().ljust(_INVITATION), np.uint8)
-            numbers = letters.astype(np.float32) * np.float32(self._rank == 0)
+            numbers = letters.astype(np.float32) * np.float32(self.rank == 0)
             return np.asarray(add_up(numbers)).astype(np.uint8).tobytes()
 
-        if self._rank:
+        if self.rank:
             invitation = json.loads(told(""))
             peer = connect(invitation["addresses"], secret=bytes.fromhex(invitation["secret"]))
-            peer.send(json.dumps(self._rank).encode())
+            peer.send(json.dumps(self.rank).encode())
             self._peers = {0: peer}
             return
         secret = secrets.token_bytes(32)
         with listen(host, secret=secret) as listener:
             told(json.dumps({"addresses": listener.addresses, "secret": secret.hex()}))
-            for _ in range(self._workers - 1):
+            for _ in range(self.workers - 1):
                 peer = listener.accept()
                 self._peers[json.loads(peer.receive(self._timeout_seconds).header)] = peer
         for rank, peer in self._peers.items():
@@ -239,7 +241,7 @@ class RowExchange:
 
 
 def _received(peer: Connection, timeout: float | None) -> tuple[bytes, bytes]:
-    """The next message: its header, and the row behind it."""
+    """Return the next message: its header, and the row behind it."""
     message = peer.receive(timeout)
     row = bytearray(message.payload_bytes)
     peer.receive_payload(memoryview(row))

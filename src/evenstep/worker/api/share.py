@@ -1,4 +1,4 @@
-"""What a worker computes on in one iteration, as a training loop gets it."""
+"""A worker's part of one iteration, as a training loop gets it."""
 
 from dataclasses import dataclass
 from typing import final
@@ -18,12 +18,12 @@ class Share:
             another worker's sample if `samples` is 0, and repeat if there are fewer samples than the smallest batch.
         indices: The same as indices of the dataset, 0 to length - 1; int64 of shape [rows].
         samples: How many of the positions count as this worker's.
-        weight: What to multiply the gradient of this share's mean loss by, before the gradients of all workers are
-            added up: `samples` over those of all workers. On a `Client` it is 1, since the servers weigh. Under
+        weight: Multiply the gradient of this share's mean loss by it, before the gradients of all workers are
+            added up: `samples` over all workers' samples. On a `Client` it is 1, since the servers weigh. Under
             `local-sgd`, where gradients are not added up, it is 1, or 0 if `samples` is 0.
         sizes: The samples of every worker, int64 of shape [workers]; on a `Client` as last planned.
-        average: Under `local-sgd`, after the step on a share that ends a period: what to multiply this worker's weights
-            by, before the weights of all workers are added up, which is its part of all samples since the last average.
+        average: Under `local-sgd`, after the step on a share that ends a period: multiply this worker's weights by it,
+            before all workers' weights are added up. It is this worker's part of all samples since the last average.
             None after other shares, and under other schemes.
     """
 

@@ -10,19 +10,19 @@ import numpy.typing as npt
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
 from evenstep.protocol.layout import DTYPE_BYTES, Layout, ParameterSpec, ShardLayout
-from evenstep.worker.servers.link import Link
+from evenstep.worker.servers.link import ServerLink
 
 Array: TypeAlias = npt.NDArray[Any]
 
 _PIECE_ELEMENTS: Final = 2**20
-"""Norms are taken in float64 of pieces of this size, to need little memory."""
+"""Norms are computed in float64 from pieces of this size, to save memory."""
 
 
 def layout_of(weights: Sequence[Array]) -> Layout:
-    """The weights as the servers know them, by their numbers.
+    """Lay out the weights for the servers, which know them by their numbers.
 
     Raises:
-        ConfigError: There are none, or one is no array that a message can carry.
+        ConfigError: There are none, or one is not an array that a message can carry.
     """
     if not isinstance(weights, list | tuple):
         raise ConfigError(f"weights takes a list of numpy arrays, not {shown(weights)}")
@@ -45,14 +45,14 @@ class ArrayParameters:
 
     Args:
         weights: The initial weights, which are copied.
-        layouts: What lies on which shard, and where.
-        link: Has the messages.
+        layouts: The parameters of each shard, and their places.
+        link: Holds the messages.
 
     Attributes:
         taken: How often weights have arrived.
     """
 
-    def __init__(self, weights: Sequence[Array], layouts: Sequence[ShardLayout], link: Link) -> None:
+    def __init__(self, weights: Sequence[Array], layouts: Sequence[ShardLayout], link: ServerLink) -> None:
         self.taken = 0
         self._own = [np.array(each) for each in weights]
         self._order = [[int(each.name) for each in layout.parameters] for layout in layouts]
@@ -64,14 +64,14 @@ class ArrayParameters:
 
     @property
     def weights(self) -> list[Array]:
-        """The present weights, read-only; the next ones come into the same memory."""
+        """The current weights, read-only; newer ones arrive in the same memory."""
         views = [each.view() for each in self._own]
         for each in views:
             each.flags.writeable = False
         return views
 
     def view(self) -> None:
-        """Use the link's messages, which are others in each new place."""
+        """Use the link's messages, which are different in each new place."""
         if self._viewed == self._link.incarnation:
             return
         shards = list(zip(self._layouts, self._link.shards, strict=True))
@@ -101,7 +101,7 @@ class ArrayParameters:
         """Make the gradients ready to be sent, and return their norm, which is finite only if all gradients are.
 
         Raises:
-            ConfigError: They are not of the shapes of the weights, or no real numbers.
+            ConfigError: They do not have the shapes of the weights, or are not real numbers.
         """
         self.view()
         try:
@@ -120,7 +120,7 @@ class ArrayParameters:
         return math.hypot(*(_norm(each.ravel()) for each in self._gradients))
 
     def finite(self) -> bool:
-        """Whether no weight holds a NaN or an infinity."""
+        """True if no weight holds a NaN or an infinity."""
         return all(bool(np.isfinite(each).all()) for each in self._own)
 
     @staticmethod
@@ -130,7 +130,7 @@ class ArrayParameters:
 
 
 def _views(layout: ShardLayout, message: npt.NDArray[np.uint8]) -> list[Array]:
-    """A view of each parameter in a message, in the order of `layout.parameters`."""
+    """View each parameter in a message, in the order of `layout.parameters`."""
     views: list[Array] = []
     for block in layout.blocks:
         begin = block.offset

@@ -13,12 +13,12 @@ from evenstep.core.values import IntArray
 
 @final
 class ClaimedShares:
-    """The present claims, oldest first.
+    """The current claims, oldest first.
 
     Args:
         more: Called before each share. Adds claims with `add` if they are needed; returns False if there are none.
         minimum: The smallest number of samples that a worker can compute on.
-        costs: What the samples of the epoch cost; None if all cost alike.
+        costs: The costs of the samples of the epoch; None if all cost alike.
     """
 
     def __init__(self, more: Callable[[], bool], minimum: int, costs: EpochCosts | None = None) -> None:
@@ -41,7 +41,7 @@ class ClaimedShares:
 
     @property
     def empty(self) -> bool:
-        """Whether there are no claims."""
+        """True if there are no claims."""
         return not self._claims
 
     def drop(self) -> None:
@@ -53,7 +53,7 @@ class ClaimedShares:
         """Do nothing: claims do not change."""
 
     def share(self) -> Share | None:
-        """The present claim, or None if there is none."""
+        """Return the current claim, or None if there is none."""
         if not self._more():
             return None
         claim = self._claims[0]
@@ -69,11 +69,11 @@ class ClaimedShares:
         )
 
     def advance(self) -> None:
-        """The present claim was returned to the script."""
+        """Called when the current claim was returned to the script."""
         self._claims.popleft()
 
     def request(self, limit: int | None, *, whole: bool = False) -> Request | None:
-        """The next positions to fetch, at most `limit`, all of one claim; None if there are no more."""
+        """Return the next positions to fetch, at most `limit`, all of one claim; None if there are no more."""
         if not self._asked:
             return None
         number, positions = self._asked.popleft()

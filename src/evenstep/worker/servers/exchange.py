@@ -17,7 +17,7 @@ from evenstep.protocol import messages
 from evenstep.protocol.optimizer import Options
 from evenstep.worker.iteration import Iteration, PushOutcome
 from evenstep.worker.servers.claimed import ClaimedShares
-from evenstep.worker.servers.link import ExpiredError, Link
+from evenstep.worker.servers.link import ExpiredError, ServerLink
 from evenstep.worker.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Parameters(Protocol):
     """A framework's parameters, and the messages in which the servers' weights come."""
 
     def view(self) -> None:
-        """Use the link's messages, which are others in each new place; called before weights arrive."""
+        """Use the link's messages, which are different in each new place; called before weights arrive."""
 
     def put_weights(self) -> None:
         """Put the weights into the messages of gradients, to start a run from them."""
@@ -47,16 +47,16 @@ class Parameters(Protocol):
 
 
 class OptimizerSide(Protocol):
-    """What a worker knows of the optimizer, which the servers run."""
+    """A worker's side of the optimizer, which the servers run."""
 
     def options(self) -> tuple[Options, ...]:
-        """The present options of each param group."""
+        """The current options of each param group."""
 
     def hand_over(self) -> None:
         """Send the optimizer's state that this worker has, if any, to the servers."""
 
     def clear(self) -> None:
-        """The servers have the state: it is not needed here."""
+        """Forget the state, which the servers have."""
 
 
 @final
@@ -67,9 +67,9 @@ class Batch:
     claim: int
     incarnation: int
     version: int
-    """Of the weights that it is computed on; overlapping exchanges bring newer ones before the push."""
+    """The version of the weights that it is computed on; overlapping exchanges bring newer ones before the push."""
     of: Any = None
-    """What the caller has handed out."""
+    """The object that the caller has handed out."""
 
 
 @final
@@ -77,10 +77,10 @@ class ServedExchange:
     """This worker's part in one loop over the loader, a *pass*: claims and weights come, pushes go.
 
     If the servers give this worker up for dead, the link takes a new place for it and raises an ExpiredError. The
-    worker then drops its claims, which belong to others, and continues with the present weights.
+    worker then drops its claims, which belong to others, and continues with the current weights.
 
     Args:
-        ahead: How many claims to have beside those that were handed out, for data workers to fetch.
+        ahead: How many claims to have besides those that were handed out, for data workers to fetch.
         rejoins: Whether this worker may leave a pass and enter it again alone, since no barrier waits for all.
         before_weights: Called at the beginning of a pass, before its first weights arrive.
         restarted: Called when this worker has a new place: gradients that were not pushed are forfeited.
@@ -99,8 +99,8 @@ class ServedExchange:
 
     def __init__(
         self,
-        link: Link,
-        balancer: Tracker,
+        link: ServerLink,
+        tracker: Tracker,
         parameters: Parameters,
         state: OptimizerSide,
         *,
@@ -116,7 +116,7 @@ class ServedExchange:
         self.version = -1
         self.held: list[Batch] = []
         self._link = link
-        self._balancer = balancer
+        self._tracker = tracker
         self._parameters = parameters
         self._state = state
         self._least_ahead = self._ahead = ahead
@@ -131,23 +131,23 @@ class ServedExchange:
         self._epoch = -1
         self._mean: int | None = None
         self._costs: tuple[memoryview, ...] = ()
-        """What the positions of the pass cost, as `Begin` takes it; empty if all cost alike."""
+        """The costs of the positions of the pass, as `Begin` takes them; empty if all cost alike."""
         self._pushes = 0
         self._peeked = False
-        """Whether this worker left the last pass before its end, and had pushed nothing."""
+        """True if this worker left the last pass before its end and had pushed nothing."""
         self._sizes: IntArray = np.zeros(0, dtype=np.int64)
         self._sent_options: tuple[int, tuple[Options, ...]] | None = None
         """The incarnation that sent options last, and the options."""
         self._pushed: Iteration | None = None
         """The iteration whose push is under way or was answered last."""
         self._row: list[int] = []
-        self._answer: messages.Work | None = None
+        self._answer: messages.Grant | None = None
         """The answer to the push, until it is recorded."""
 
     def start(self, epoch: int, *, length: int = 0, costs: EpochCosts | None = None) -> ClaimedShares:
-        """Take part in the next pass. Batches of the last one that were not pushed are done with.
+        """Take part in the next pass. Batches of the last one that were not pushed are given up.
 
-        Where workers may rejoin, a pass that was only looked at is taken part in again. If samples differ in cost, the
+        Where workers may rejoin, they take part again in a pass that was only looked at. If samples differ in cost, the
         servers are told the `costs` of the `length` positions of the epoch.
         """
         again = self._rejoins and epoch == self._epoch and (self._peeked or (self.ended and not self._pushes))
@@ -161,12 +161,12 @@ class ServedExchange:
         self._pushes, self._peeked = 0, False
         self._mean = None if costs is None else costs.costs.mean
         self._costs = () if costs is None else (costs.of(np.arange(length)).astype("<u4").view(np.uint8).data,)
-        self.shares = ClaimedShares(self._more, self._balancer.smallest_batch, costs)
+        self.shares = ClaimedShares(self._more, self._tracker.smallest_batch, costs)
         self._begin()
         return self.shares
 
     def _more(self) -> bool:
-        """Have a claim to hand out; False if there is none, because the pass or this worker's part of it is over.
+        """Get a claim to hand out; False if there is none, because the pass or this worker's part of it is over.
 
         A worker that holds a batch asks for one more claim. It cannot wait for one, since others may wait for it.
         """
@@ -186,7 +186,7 @@ class ServedExchange:
         return self.shares.empty or len(self.held) + self._least_ahead > self._ahead
 
     def end(self) -> None:
-        """After the loop, wait for the end of the pass. What was not pushed is done with."""
+        """After the loop, wait for the end of the pass. Batches that were not pushed are given up."""
         self.settle()  # The answer to the push may end the pass.
         while not self.over:
             self._rest(ended=True)
@@ -210,19 +210,19 @@ class ServedExchange:
             self._restart()
 
     def hand_out(self, claim: int, of: object = None) -> Batch:
-        """The batch of this claim is handed out."""
+        """Hand out the batch of this claim."""
         batch = Batch(claim=claim, incarnation=self._link.incarnation, version=self.version, of=of)
         self.held.append(batch)
         return batch
 
     def forfeited(self, batch: Batch | None) -> bool:
-        """Whether the samples of a batch in hand belong to other workers by now."""
+        """True if the samples of a batch that was handed out belong to other workers by now."""
         return batch is not None and batch.incarnation != self._link.incarnation
 
     def leave(self) -> None:
-        """Give back what this worker has claimed and not computed, if the pass is not over."""
+        """Give back the claims that this worker has not computed, if the pass is not over."""
         self.held.clear()
-        if self.over or self._balancer.closed:
+        if self.over or self._tracker.closed:
             return
         failure = sys.exc_info()[1]
         self._peeked = not self._pushes
@@ -264,7 +264,7 @@ class ServedExchange:
             self._parameters.take_weights()
 
     def _restart(self) -> None:
-        """This worker has a new place: take part in the pass from there, unless its loop has ended."""
+        """Take part in the pass from a new place, unless this worker's loop has ended."""
         self.held.clear()
         self._arrived = None
         self._restarted()
@@ -292,10 +292,10 @@ class ServedExchange:
                 self._link.ask(messages.Initialise(), gradients=True)
                 self._state.clear()
 
-    def _take(self, answer: messages.Answer, *, late: bool = False) -> None:
+    def _take(self, answer: messages.NumberedReply, *, late: bool = False) -> None:
         """Take in the sizes and claims of an answer, and its weights, unless they have to come later."""
         work = answer.body
-        assert isinstance(work, messages.Work)
+        assert isinstance(work, messages.Grant)
         if answer.weights:
             self._arrived = answer.version
             if not late:
@@ -303,19 +303,19 @@ class ServedExchange:
         self.over = work.over
         if work.sizes is not None:  # Sent only if they have changed.
             self._sizes = np.array(work.sizes, dtype=np.int64)
-            self._balancer.follow(self._sizes)
+            self._tracker.follow(self._sizes)
         self.shares.plan(self._sizes)
         self.shares.add(tuple(Claim(number=number, ranges=ranges) for number, ranges in work.claims))
 
     def _stop(self) -> None:
-        """Leave the pass: open claims go back to the other workers, and this one gets the present weights."""
+        """Leave the pass: open claims go back to the other workers, and this one gets the current weights."""
         answer = self._link.ask(messages.Stop())
         if answer.weights:
             self._arrived = answer.version
             self.use_weights()
 
     def push(self, now: Iteration, batch: Batch, *, samples: int, units: float, norm: float) -> None:
-        """Push what was computed on batches up to this one, of a gradient of that norm; 0 samples push no gradient."""
+        """Push the gradient of the batches up to this one, with its norm; 0 samples push no gradient."""
         del self.held[: self.held.index(batch) + 1]
         try:
             self._push(now, batch, samples=samples, units=units, norm=norm)
@@ -323,12 +323,12 @@ class ServedExchange:
             self._restart()
 
     def _push(self, now: Iteration, batch: Batch, *, samples: int, units: float, norm: float) -> None:
-        self._pushed, self._row = now, self._balancer.meter.row(now)
+        self._pushed, self._row = now, self._tracker.meter.row(now)
         self._pushes += 1
         options = self._state.options()
         changed = self._sent_options != (self._link.incarnation, options)
         self._sent_options = self._link.incarnation, options
-        push = messages.Push(
+        push = messages.PushGradients(
             claim=batch.claim,
             weights=batch.version,
             samples=samples,
@@ -346,7 +346,7 @@ class ServedExchange:
             return
         began = time.perf_counter()
         answer = self._link.collect()
-        self._answer = answer.body if isinstance(answer.body, messages.Work) else None
+        self._answer = answer.body if isinstance(answer.body, messages.Grant) else None
         if self._pushed is not None:
             self._pushed.synchronised_seconds += time.perf_counter() - began
         self.record()  # With overlapping exchanges the next push follows at once.
@@ -365,5 +365,5 @@ class ServedExchange:
             lead=told.lead,
             bound=told.bound,
         )
-        self._balancer.record_served(self._pushed, self._row, outcome)
+        self._tracker.record_served(self._pushed, self._row, outcome)
         self._answer = None

@@ -4,7 +4,7 @@ A request is repeated while its answer is missing, and broken connections are ma
 `ExpiredError` if the servers gave this worker up, or an error that names the lost server.
 """
 
-import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,10 +18,11 @@ from evenstep.transport.base import Connection, ConnectionLostError, Message
 from evenstep.transport.codec import close_files
 from evenstep.worker.activity import Activity
 from evenstep.worker.servers.meeting import RETRY_SECONDS, Meeting, servers_gone
-from evenstep.worker.servers.pulse import Pulse
 from evenstep.worker.servers.remote_shard import RemoteShard
-from evenstep.worker.servers.replies import Asked, Replies
+from evenstep.worker.servers.replies import PendingRequest, Replies
 
+POLL_SECONDS: Final = 0.2
+"""How often the pulse checks whether it has to end."""
 MAX_TRIES: Final = 3
 """How often a worker asks for something outside a run, such as a state, before it gives the servers up."""
 
@@ -33,7 +34,7 @@ class ExpiredError(EvenstepError):
 
 
 @final
-class Link:
+class ServerLink:
     """One worker's requests, one at a time. A separate thread sends the pulse.
 
     Args:
@@ -82,7 +83,7 @@ class Link:
     # Before a run.
 
     def meet(self, record: bytes) -> list[bytes]:
-        """Exchange records with all workers; returns them by rank. All workers must meet equally often.
+        """Exchange records with all workers; return them by rank. All workers must meet equally often.
 
         Raises:
             WorkerLostError: A worker did not arrive in time.
@@ -90,7 +91,7 @@ class Link:
         return self._meeting.meet(record)
 
     def move(self, connect: Callable[[int], Connection]) -> None:
-        """Use other servers from now on; to be called before `start`."""
+        """Use other servers from now on. Call it before `start`."""
         for shard in self.shards:
             shard.close()
             shard.connect = connect
@@ -113,12 +114,12 @@ class Link:
             with suppress(ExpiredError):  # Nothing has begun, so nothing is lost.
                 self._come_back(error)
         if self._pulse is None:
-            self._pulse = Pulse(self.shards, self._activity, self._replies.period, self._closed, self.close).thread
+            self._pulse = threading.Thread(target=self._beat, name="evenstep-pulse")
             self._pulse.start()
 
     # A run.
 
-    def ask(self, body: messages.RequestBody, *payload: memoryview, gradients: bool = False) -> messages.Answer:
+    def ask(self, body: messages.RequestBody, *payload: memoryview, gradients: bool = False) -> messages.NumberedReply:
         """Send a request and wait for its answer, and for the weights of every shard if it announces them.
 
         Raises:
@@ -132,15 +133,15 @@ class Link:
     def send(self, body: messages.RequestBody, *payload: memoryview, gradients: bool = False) -> None:
         """Send a request, and nothing else before `collect` has returned its answer."""
         self._sequence += 1
-        request = messages.Request(sequence=self._sequence, has=self.has, body=body)
-        self._replies.asked = Asked(request, gradients, payload)
+        request = messages.NumberedRequest(sequence=self._sequence, has=self.has, body=body)
+        self._replies.asked = PendingRequest(request, gradients, payload)
         try:
             self._retrying(self._send)
         except BaseException:
             self._replies.asked = None  # No server will answer what was not sent.
             raise
 
-    def collect(self) -> messages.Answer:
+    def collect(self) -> messages.NumberedReply:
         """Wait for the answer to the request that was sent; errors as for `ask`."""
         try:
             answer = self._retrying(self._collect)
@@ -153,7 +154,7 @@ class Link:
         return answer
 
     def fetch_states(self) -> list[bytearray]:
-        """The optimizer state of each server, encoded by `tensors.states`; errors as for `ask`."""
+        """Return the optimizer state of each server, encoded by `tensors.states`; errors as for `ask`."""
         return [self._retrying(partial(self._fetch, shard)) for shard in self.shards]
 
     def load_states(self, encoded: Sequence[Sequence[memoryview]]) -> None:
@@ -169,7 +170,7 @@ class Link:
 
     @property
     def asking(self) -> bool:
-        """Whether a request is still unanswered."""
+        """True while a request is unanswered."""
         return self._replies.asked is not None
 
     def close(self) -> None:
@@ -182,6 +183,26 @@ class Link:
         # Group servers before their parents.
         for end in reversed(self.hosting):
             end()
+
+    def _beat(self) -> None:
+        """Send a `Ping` to every shard in each period, in a thread, until the link is closed or the main thread ends.
+
+        If the main thread has ended without an error, the link is closed, since a script has no place where it would
+        close what `prepare` opened. After an error the worker counts as lost, not as done.
+        """
+        main, due = threading.main_thread(), 0.0
+        while main.is_alive() and not self._closed.is_set():
+            if time.monotonic() >= due:
+                seen = self._activity.read()
+                ping = messages.Ping(doing=seen.doing, iteration=seen.iteration, seconds=seen.seconds)
+                for shard in self.shards:
+                    with suppress(ConnectionLostError):  # The main thread handles it.
+                        shard.send(ping)
+                due = time.monotonic() + self._replies.period()
+            # A sleep that ends early when the script does.
+            main.join(min(max(due - time.monotonic(), 0.0), POLL_SECONDS))
+        if not self._closed.is_set() and getattr(sys, "last_value", None) is None:
+            self.close()
 
     # Connections and places.
 
@@ -237,9 +258,7 @@ class Link:
     def _take_places(self) -> None:
         for shard, nbytes in zip(self.shards, self._nbytes, strict=True):
             shard.reach()
-            start = messages.Start(
-                rank=self.rank, incarnation=self.incarnation, has=self.has, timeout=self._timeout, process=os.getpid()
-            )
+            start = messages.Start(rank=self.rank, incarnation=self.incarnation, has=self.has, timeout=self._timeout)
             shard.send(start, memoryview(self._described))
             placed, message = self._replies.next(shard, messages.Placed, placed=False)
             self._take_place(shard, placed, message, nbytes)
@@ -274,12 +293,12 @@ class Link:
         self.shards[0].send(asked.request, *(self._gradients(self.shards[0]) if asked.gradients else asked.payload))
 
     def _gradients(self, shard: RemoteShard) -> list[memoryview]:
-        """The payload of a message of gradients; empty if they are in shared memory."""
+        """Return the payload of a message of gradients; empty if they are in shared memory."""
         if shard.segment is not None:
             return []
         return [shard.gradients.data] if shard.payload is None else shard.payload
 
-    def _collect(self) -> messages.Answer:
+    def _collect(self) -> messages.NumberedReply:
         asked = self._replies.asked
         assert asked is not None
         answer = self._collect_from(self.shards[0], asked.request.sequence)
@@ -288,8 +307,8 @@ class Link:
                 self._collect_from(shard, asked.request.sequence)
         return answer
 
-    def _collect_from(self, shard: RemoteShard, sequence: int) -> messages.Answer:
-        answer, message = self._replies.next(shard, messages.Answer, sequence)
+    def _collect_from(self, shard: RemoteShard, sequence: int) -> messages.NumberedReply:
+        answer, message = self._replies.next(shard, messages.NumberedReply, sequence)
         if message.payload_bytes:
             if message.payload_bytes != shard.weights.size:
                 raise ConnectionLostError(f"server {shard.index} sent {message.payload_bytes} bytes of weights")
@@ -299,7 +318,9 @@ class Link:
     def _fetch(self, shard: RemoteShard) -> bytearray:
         shard.send(messages.States())
         _, message = self._replies.next(shard, messages.States)
-        return shard.receive_whole(message)
+        payload = bytearray(message.payload_bytes)
+        shard.receive_payload(memoryview(payload))
+        return payload
 
     def _load(self, shard: RemoteShard, encoded: Sequence[memoryview]) -> None:
         shard.send(messages.LoadStates(), *encoded)

@@ -18,7 +18,7 @@ ABSENT_SECONDS: Final = 2.0
 
 @final
 class Meeting:
-    """One worker's side of the rendezvous; arguments as for `Link`."""
+    """One worker's side of the rendezvous; arguments as for `ServerLink`."""
 
     def __init__(
         self,
@@ -34,10 +34,10 @@ class Meeting:
         self._clock = clock
         self._wait = wait
         self._records: list[bytes] = []
-        """This worker's, one for each round."""
+        """This worker's records, one for each round."""
 
     def meet(self, record: bytes) -> list[bytes]:
-        """Wait for all workers; returns their records by rank.
+        """Wait for all workers; return their records by rank.
 
         Raises:
             WorkerLostError: A worker did not arrive in time, or the server is lost.
@@ -59,7 +59,7 @@ class Meeting:
                 self._wait(RETRY_SECONDS)
 
     def repeat(self) -> None:
-        """Send this worker's records to restarted servers. It knows those of the other workers."""
+        """Send this worker's records to restarted servers. It has the other workers' records already."""
         for number in range(len(self._records)):
             self._send(number, known=True)
 
@@ -82,7 +82,7 @@ class Meeting:
         return [bytes(each) for each in records]
 
     def _absent(self) -> tuple[int, ...]:
-        """The ranks of some missing workers; empty if the server does not answer."""
+        """Return the ranks of some missing workers; empty if the server does not answer."""
         with suppress(SilentError, ConnectionLostError):
             self._shard.send(messages.Absent())
             while True:
@@ -93,7 +93,7 @@ class Meeting:
 
 
 def servers_gone(timeout_seconds: float, last: Exception) -> WorkerLostError:
-    """The error for servers that did not answer."""
+    """Make the error for servers that did not answer."""
     return WorkerLostError(
         f"the servers did not answer for {timeout_seconds:g} s ({last}): look at the servers' output, then start again"
     )

@@ -45,7 +45,7 @@ class RemoteShard:
         self._open().send(encode(message), *payload)
 
     def receive(self, timeout: float) -> tuple[messages.Answered, Message]:
-        """The next message; errors as for `Connection.receive`, and ProtocolError."""
+        """Receive the next message; errors as for `Connection.receive`, and ProtocolError."""
         message = self._open().receive(max(0.0, timeout))
         try:
             return decode(messages.ANSWERED, message.header), message
@@ -54,14 +54,8 @@ class RemoteShard:
             raise
 
     def receive_payload(self, *buffers: memoryview) -> None:
-        """As for `Connection.receive_payload`."""
+        """Like `Connection.receive_payload`."""
         self._open().receive_payload(*buffers)
-
-    def receive_whole(self, message: Message) -> bytearray:
-        """The payload of a message as new memory."""
-        payload = bytearray(message.payload_bytes)
-        self.receive_payload(memoryview(payload))
-        return payload
 
     def take_place(self, files: Sequence[int], nbytes: int, incarnation: int) -> None:
         """Use the shared memory that came with the answer, or private memory if none came."""

@@ -17,10 +17,10 @@ _Said = TypeVar("_Said", bound=messages.Answered)
 
 @final
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request that is not yet answered. `gradients`: those in the buffers belong to it. Or it has a `payload`."""
+class PendingRequest:
+    """A request that is not yet answered. Either the `gradients` in the buffers belong to it, or it has a `payload`."""
 
-    request: messages.Request
+    request: messages.NumberedRequest
     gradients: bool
     payload: tuple[memoryview, ...] = ()
 
@@ -45,7 +45,9 @@ class _Wait:
         self.heard = now
         if isinstance(said, messages.Pending) and said.events != self.events:
             self.events, self.moved = said.events, now
-        if isinstance(said, messages.Answer | messages.Refusal | messages.Staged | messages.Resend | messages.Placed):
+        if isinstance(
+            said, messages.NumberedReply | messages.Refusal | messages.Staged | messages.Resend | messages.Placed
+        ):
             self.asked = now
 
 
@@ -65,7 +67,7 @@ class Replies:
     """
 
     def __init__(self, timeout_seconds: float, clock: Callable[[], float], resend: Callable[[], None]) -> None:
-        self.asked: Asked | None = None
+        self.asked: PendingRequest | None = None
         self.heartbeat_seconds = timeout_seconds
         self.lost: WorkerLostError | None = None
         self._timeout = timeout_seconds
@@ -79,7 +81,7 @@ class Replies:
     def next(
         self, shard: RemoteShard, kind: type[_Said], sequence: int | None = None, *, placed: bool = True
     ) -> tuple[_Said, Message]:
-        """The next message of this kind, with this sequence if there is one.
+        """Return the next message of this kind, with this sequence if there is one.
 
         A worker without a place (`placed` False) does not ask for the answer again, since the server would refuse.
 
@@ -113,4 +115,4 @@ class Replies:
                 raise self.lost
             if isinstance(said, messages.Resend) and asked is not None:
                 self._resend()
-                wait.heard = wait.asked = self._clock()  # Meanwhile an inner wait received what this server sent.
+                wait.heard = wait.asked = self._clock()  # Meanwhile, an inner wait received what this server sent.

@@ -1,0 +1,120 @@
+"""Cuts a worker's share of an iteration into the batches that are computed one after the other."""
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from evenstep.core.samples.balanced import balanced
+from evenstep.core.samples.costs import EpochCosts
+from evenstep.core.samples.share import Share
+from evenstep.core.values import IntArray
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """A piece of a share: `positions`, of which `samples` are this worker's own (else 0).
+
+    `portion` is its part of the worker's share, 0 to 1; `first` and `last` give its place in the iteration. `cost` and
+    `padding` are as in a share.
+    """
+
+    positions: tuple[int, ...]
+    samples: int
+    portion: float
+    first: bool
+    last: bool
+    cost: float | None = None
+    padding: float | None = None
+
+
+def whole_batch(share: Share) -> MicroBatch:
+    """The share in one piece."""
+    return MicroBatch(
+        positions=share.positions,
+        samples=share.samples,
+        portion=1.0,
+        first=True,
+        last=True,
+        cost=share.cost,
+        padding=share.padding,
+    )
+
+
+def micro_batches(share: Share, size: int | None, costs: EpochCosts | None = None) -> list[MicroBatch]:
+    """The share in pieces of `size` positions, the last one shorter if they do not divide; None: in one piece.
+
+    A last piece of one position has it twice, because many models cannot compute on one sample. With `costs`, pieces
+    cost at most as much as `size` average samples, and are as equal as that allows. A sample that costs more goes into
+    a piece that costs little more. If there are two samples for each piece, none has only one. Padded pieces have
+    samples of similar length.
+
+    >>> share = Share(iteration=0, positions=(3, 4, 5, 6, 7), samples=5, sizes=np.array([5, 7]))
+    >>> [(piece.positions, piece.portion) for piece in micro_batches(share, 2)]
+    [((3, 4), 0.4), ((5, 6), 0.4), ((7, 7), 0.2)]
+    """
+    whole, pieces, done = share.positions, list[MicroBatch](), 0
+    if size is None:
+        return [whole_batch(share)]
+    if costs is None:
+        cut = [whole[start : start + size] for start in range(0, len(whole), size)]
+    else:
+        cut = _cut_by_cost(share, size, costs)
+    if len(cut) == 1:
+        return [whole_batch(share)]
+    for positions in cut:
+        alone = costs is None and len(positions) == 1 < size
+        pieces.append(
+            MicroBatch(
+                positions=positions * 2 if alone else positions,
+                samples=min(max(share.samples - done, 0), len(positions)),
+                portion=len(positions) / len(whole),
+                first=not done,
+                last=done + len(positions) == len(whole),
+                cost=None if costs is None else costs.samples(positions),
+                padding=None if costs is None else costs.padding(positions),
+            )
+        )
+        done += len(positions)
+    return pieces
+
+
+def _cut_by_cost(share: Share, size: int, costs: EpochCosts) -> list[tuple[int, ...]]:
+    """The positions of each piece; those of a share that has copies stay together."""
+    positions = np.array(share.positions)
+    units, most = costs.of(positions), size * costs.costs.mean
+    if share.samples < len(positions) or costs.costs.together(units) <= most:
+        return [share.positions]
+    cut = _padded_pieces(units, most) if costs.costs.padded else pieces(units, most)
+    return [tuple(positions[each].tolist()) for each in cut]
+
+
+def pieces(units: IntArray, most: int, *, fewest: int = 2) -> list[IntArray]:
+    """The indices of each piece's samples, in as few pieces as `balanced` finds.
+
+    Pieces have the fewest samples if there are enough, and cost `most` or what the costliest `fewest` samples need.
+    """
+    length = len(units)
+    count = min(-(-int(units.sum()) // most), length)
+    # The costliest sample may share its piece with another one.
+    most = max(most, int(units.max()) + (fewest - 1) * int(units.min()))
+    while True:
+        few = np.full(count, min(fewest, length // count))
+        owners = balanced(units, np.ones_like(few), lower=few, upper=np.full_like(few, length))
+        if count == length or np.bincount(owners, weights=units).max() <= most:
+            return [np.flatnonzero(owners == piece) for piece in range(count)]
+        count += 1
+
+
+def _padded_pieces(units: IntArray, most: int) -> list[IntArray]:
+    """The same for padded samples: neighbours in the order of length, the longest first."""
+    longest_first = np.argsort(-units, kind="stable")
+    pieces, begin = [], 0
+    while begin < len(units):
+        left = len(units) - begin
+        count = min(max(most // int(units[longest_first[begin]]), 2), left)
+        count = left if left - count == 1 else count
+        pieces.append(np.sort(longest_first[begin : begin + count]))
+        begin += count
+    return pieces

@@ -1,0 +1,119 @@
+"""`evenstep.balance`: items of known cost, divided among workers; the code that divides slices by cost."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.samples.balanced import balanced, fitted
+from evenstep.core.samples.costs import Costs
+from evenstep.core.samples.micro_batches import pieces
+from evenstep.core.shown import shown
+from evenstep.core.values import UNLIMITED, FloatArray, IntArray, require_whole
+
+_SPEEDS: Final = 2**20
+"""The fastest worker's speed as a whole number, so that all workers divide alike."""
+
+
+def balance(
+    costs: npt.ArrayLike,
+    workers: int,
+    *,
+    speeds: Sequence[float] | None = None,
+    capacity: float | Sequence[float] | None = None,
+    equal_counts: bool = False,
+    micro_batch_cost: float | None = None,
+    precision: float = 1e-5,
+) -> list[list[list[int]]]:
+    """Divide items of known cost among workers so that all finish together, such as rollouts by their tokens.
+
+    The predicted time of a worker is the cost of its items over its speed. Every item has one worker, and every worker
+    has an item if there are enough. The result depends on the arguments alone, so workers that call it with the same
+    ones need no message. Numbers of micro-batches may differ between workers. Items are divided like the slices of a
+    loader with `cost`: largest first, then exchanges between two workers (LPT, Graham 1969; see `balanced`).
+
+    Args:
+        costs: The cost of each item in any unit, such as its tokens; an array of shape [items], finite and above 0.
+        workers: The number of workers.
+        speeds: The speed of each worker, in any unit; None: all are equally fast.
+        capacity: The most that a worker's items may cost together, for all workers or for each one.
+        equal_counts: Give all workers the same number of items, up to one.
+        micro_batch_cost: The most that a micro-batch may cost; None: each worker's items are one micro-batch.
+        precision: Exchanges end when the latest worker takes longer than the average only by this fraction.
+
+    Returns:
+        For each worker its micro-batches: lists of indices of items, ascending.
+
+    Raises:
+        ConfigError: An argument is wrong, or no division within the capacities was found.
+
+    >>> balance([9, 1, 2, 6, 3, 3], 2)
+    [[[0, 5]], [[1, 2, 3, 4]]]
+    >>> balance([9, 1, 2, 6, 3, 3], 2, speeds=[1, 2], micro_batch_cost=10)
+    [[[2, 3]], [[0], [1, 4, 5]]]
+    """
+    workers, given = require_whole("workers", workers, 1, UNLIMITED), _numbers("costs", costs)
+    if given.ndim != 1:
+        raise ConfigError(f"costs must be one number for each item, not {shown(costs)}")
+    if not len(given):
+        return [[] for _ in range(workers)]
+    all_costs = Costs.of(given, len(given), name="item")
+    # Costs are whole numbers, of which the largest is about 2^30.
+    units, per_cost = all_costs.units, float(all_costs.units.max()) / float(given.max())
+    items, paces = len(units), np.ones(workers) if speeds is None else _of_workers("speeds", speeds, workers)
+    whole_paces = np.maximum(np.rint(paces / paces.max() * _SPEEDS), 1).astype(np.int64)
+    lower = np.full(workers, items // workers if equal_counts else min(items // workers, 1))
+    upper = np.full(workers, -(-items // workers) if equal_counts else items)
+    owners = balanced(units, whole_paces, lower=lower, upper=upper, precision=precision, steps=16, partners=8)
+    if capacity is not None:
+        most = _of_workers("capacity", capacity, workers)
+        room = np.rint(np.minimum(most, given.sum()) * per_cost).astype(np.int64)
+        owners = _within(owners, units, room, lower, upper, most)
+    if micro_batch_cost is None:
+        return [[own] if (own := np.flatnonzero(owners == each).tolist()) else [] for each in range(workers)]
+    limit = float(_of_workers("micro_batch_cost", micro_batch_cost, 1)[0])
+    if given.max() > limit:
+        raise ConfigError(
+            f"item {int(given.argmax())} costs {given.max():g}, and a micro_batch_cost of {limit:g} has no room for it:"
+            " give one that the costliest item fits into"
+        )
+    return [_micro_batches(np.flatnonzero(owners == each), units, int(limit * per_cost)) for each in range(workers)]
+
+
+def _within(
+    owners: IntArray, units: IntArray, room: IntArray, lower: IntArray, upper: IntArray, capacity: FloatArray
+) -> IntArray:
+    owners = fitted(owners, units, room, lower=lower, upper=upper)
+    over = np.flatnonzero(np.bincount(owners, weights=units, minlength=len(room)) > room)
+    if over.size:
+        raise ConfigError(
+            f"no division was found in which the items of worker {int(over[0])} cost at most {capacity[over[0]]:g}:"
+            " give fewer items, or more capacity"
+        )
+    return owners
+
+
+def _micro_batches(own: IntArray, units: IntArray, most: int) -> list[list[int]]:
+    cut = pieces(units[own], most, fewest=1) if len(own) else []
+    return [own[each].tolist() for each in cut]
+
+
+def _numbers(name: str, values: npt.ArrayLike) -> FloatArray:
+    try:
+        numbers = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        numbers = np.empty((0, 0))
+    if numbers.ndim > 1:
+        raise ConfigError(f"{name} must be numbers in one dimension, not {shown(values)}")
+    return numbers
+
+
+def _of_workers(name: str, value: float | Sequence[float], workers: int) -> FloatArray:
+    """The value of each worker, of shape [workers]."""
+    numbers = _numbers(name, value)
+    if numbers.shape not in ((), (workers,)) or not ((numbers > 0) & np.isfinite(numbers)).all():
+        many = f" or {workers} of them" if workers > 1 else ""
+        raise ConfigError(f"{name} must be a finite number above 0{many}, not {shown(value)}")
+    return np.broadcast_to(numbers, (workers,))

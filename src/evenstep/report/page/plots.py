@@ -1,0 +1,165 @@
+"""Lists the plots of a page, and makes those of values over time and of pushes."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from evenstep.report.iterations import FloatArray
+from evenstep.report.overview import RunOverview
+from evenstep.report.page.blocks import MAX_WORKERS, POINTS, TIME, Options, Plot, lanes_of, layout_of, line
+from evenstep.report.page.tables import Table
+from evenstep.report.page.time_plots import close_up_plot, lanes_plot, side_by_side_plot
+from evenstep.report.recorded import RecordedRun
+from evenstep.report.stretches import Bins, binned
+
+_ROWS: Final = 24  # Of the table behind a plot.
+_MAX_BANDS: Final = 8  # As many colours; more bands hide each other.
+_MAX_BARS: Final = 60  # Bars of a histogram.
+_MAX_MARKERS: Final = 40  # Points of a line that are marked; more run together.
+_COLOURS: Final = ("#3d85c6", "#dd6b20", "#2f9e6e", "#c2509b", "#8b7be0", "#b8860b", "#1aa3b5", "#d64550")
+_DASHES: Final = ("solid", "dash", "dot", "dashdot")
+"""Dashes that distinguish lines of the same colour."""
+_PATTERNS: Final = ("", "/", "x", "-")
+
+
+def plots_together(overviews: Sequence[RunOverview]) -> list[Plot]:
+    """The plots of all runs together: a typical stretch of each, and all values that the scripts noted."""
+    names = dict.fromkeys(curve.name for each in overviews for curve in each.curves)
+    axes = (("time", "seconds", TIME), ("samples", "samples", "samples trained on"))
+    curves = [_curve_plot(overviews, name, *axis) for name in names for axis in axes]
+    return [side_by_side_plot(overviews), *curves] if len(overviews) > 1 else curves
+
+
+def plots_of(overview: RunOverview) -> list[Plot]:
+    """The plots of one run, in the order of the page."""
+    plots = [lanes_plot(overview), close_up_plot(overview), _sizes_plot(overview), _speeds_plot(overview)]
+    if overview.run.servers is None:
+        return plots
+    what = "How many versions were committed between a worker's pull and its push"
+    staleness = _histogram(overview, "Staleness", "staleness", what, "versions between pull and push")
+    what = "How many iterations a worker was ahead of the slowest when it was released"
+    return [*plots, staleness, _histogram(overview, "Lead", "lead", what, "iterations ahead of the slowest")]
+
+
+# Values over time.
+
+
+def _sizes_plot(overview: RunOverview) -> Plot:
+    whole, series = _whole_slices(overview.run), {}
+    for name, (done, began) in lanes_of(overview).items():
+        kept = np.isin(done.numbers, whole)
+        series[name] = binned(began[kept], done.samples[kept], POINTS)
+    sizes = ", ".join(f"worker {each.worker} {each.last_batch_size}" for each in overview.summary.workers[:16])
+    summary = f"The samples of each worker's iterations over time. At the end: {sizes}."
+    layout = layout_of(TIME, "samples per iteration")
+    return _series_plot(f"sizes-{overview.name}", "Batch sizes", summary, layout, series, shape="hv")
+
+
+def _whole_slices(run: RecordedRun) -> FloatArray:
+    """The numbers of the iterations with a whole global batch; of all iterations if that is not known."""
+    together = list(run.iterations.values())
+    numbers, at = np.unique(np.concatenate([each.numbers for each in together]), return_inverse=True)
+    totals = np.bincount(at, weights=np.concatenate([each.samples for each in together]), minlength=len(numbers))
+    whole = numbers[totals >= run.global_batch_size]
+    return whole if len(whole) and run.servers is None and not run.unrecorded else numbers
+
+
+def _speeds_plot(overview: RunOverview) -> Plot:
+    series = {}
+    for name, (done, began) in lanes_of(overview).items():
+        computed = (done.samples > 0) & (done.compute_seconds > 0)
+        speed = np.where(computed, done.samples / np.where(computed, done.compute_seconds, 1.0), np.nan)
+        series[name] = binned(began, speed, POINTS)
+    layout = layout_of(TIME, "samples/s of compute", y={"rangemode": "tozero"})
+    summary = "Samples per second of pure compute of each worker over time."
+    return _series_plot(f"speeds-{overview.name}", "Speeds", summary, layout, series)
+
+
+def _curve_plot(overviews: Sequence[RunOverview], name: str, against: str, place: str, axis: str) -> Plot:
+    """The values that the scripts of all runs noted by this name."""
+    # Even a single line is named if there are other runs, which noted nothing.
+    layout = layout_of(axis, name, showlegend=len(overviews) > 1)
+    return _series_plot(
+        f"{name}-{place}",
+        f"{name[:1].upper()}{name[1:]} against {against}",
+        f"What the training script noted as {name}, over {axis}, one line per run.",
+        layout,
+        {
+            overview.name: binned(getattr(curve, place), curve.values, POINTS // 4, weights=curve.weights)
+            for overview in overviews
+            for curve in overview.curves
+            if curve.name == name
+        },
+    )
+
+
+def _series_plot(
+    key: str, title: str, summary: str, layout: Options, series: Mapping[str, Bins], *, shape: str = "linear"
+) -> Plot:
+    """Lines by name, each within the band of its smallest and largest values if a point stands for several."""
+    traces = []
+    for index, (name, bins) in enumerate(series.items()):
+        colour, group = _COLOURS[index % 8], {"legendgroup": name}
+        if not np.array_equal(bins.least, bins.largest) and len(series) <= _MAX_BANDS:
+            edge = {**group, "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
+            band = {"fill": "tonexty", "fillcolor": f"{colour}33"}
+            traces += [line(bins.x, bins.least, **edge), line(bins.x, bins.largest, **edge, **band)]
+        style = {"color": colour, "dash": _DASHES[index // 8 % 4], "width": 1.8, "shape": shape}
+        mode = "lines+markers" if len(bins.x) <= _MAX_MARKERS else "lines"
+        traces.append(line(bins.x, bins.mean, name=name, mode=mode, line=style, **group))
+    return Plot(
+        key=key, title=title, summary=summary, traces=traces, layout=layout, table=_series_table(title, layout, series)
+    )
+
+
+def _series_table(title: str, layout: Options, series: Mapping[str, Bins]) -> Table:
+    """The means of lines in a few stretches of the axis."""
+    x_title, y_title = (layout[axis]["title"]["text"] for axis in ("xaxis", "yaxis"))
+    edges = np.linspace(0.0, max((float(bins.x[-1]) for bins in series.values() if len(bins.x)), default=0.0), _ROWS)
+    rows = [{f"from {x_title}": _number(edge)} for edge in edges]
+    for name, bins in series.items():
+        index = np.searchsorted(edges, bins.x, side="right") - 1
+        for number in np.unique(index).tolist():
+            rows[number][name] = _number(float(bins.mean[index == number].mean()))
+    return Table(caption=f"{title}: the mean {y_title} over {x_title}", rows=rows)
+
+
+def _number(value: float) -> str:
+    """Format with four digits, or all digits before the point."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _histogram(overview: RunOverview, title: str, column: str, what: str, axis: str) -> Plot:
+    """A histogram of a column's values among the pushes, stacked by worker."""
+    named = {f"worker {worker}": getattr(done, column) for worker, done in overview.run.iterations.items()}
+    if len(named) > MAX_WORKERS:
+        named = {"all workers": np.concatenate(list(named.values()))}
+    pushes = {name: np.maximum(each[np.isfinite(each)], 0.0) for name, each in named.items()}
+    most = 1 + max((int(each.max()) for each in pushes.values() if len(each)), default=0)
+    edges = np.unique(np.linspace(0, most, min(most, _MAX_BARS) + 1).round()).tolist()
+    names = [f"{start:.0f}" + (f" to {end - 1:.0f}" if end > start + 1 else "") for start, end in pairwise(edges)]
+    sums = {name: np.histogram(each, edges)[0].tolist() for name, each in pushes.items()}
+    traces = [
+        {
+            "type": "bar", "x": names, "y": counts, "name": name,
+            "marker": {"color": _COLOURS[index % 8], "pattern": {"shape": _PATTERNS[index // 8 % 4]}},
+        }
+        for index, (name, counts) in enumerate(sums.items())
+    ]  # fmt: skip
+    layout = layout_of(axis, "pushes", height=280, x={"type": "category"}, barmode="stack")
+    return Plot(
+        key=f"{column}-{overview.name}",
+        title=title,
+        summary=f"{what}: a histogram of all pushes, stacked by worker.",
+        traces=traces,
+        layout=layout,
+        table=Table(
+            caption=f"{what}: pushes",
+            rows=[
+                {axis: name} | {worker: str(counts[index]) for worker, counts in sums.items()}
+                for index, name in enumerate(names)
+            ],
+        ),
+    )

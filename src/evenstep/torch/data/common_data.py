@@ -1,0 +1,97 @@
+"""A checksum of a few samples of a dataset, with which workers notice that their datasets differ."""
+
+import multiprocessing
+import pickle
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from evenstep.core.common_data import bytes_of, checksum
+from evenstep.torch.data.randomness import seed_generators, seeded_randomness
+from evenstep.torch.data.sampling import Positions
+from evenstep.torch.data.shards import ShardedDataset
+from evenstep.worker.agreement import Exchange
+from evenstep.worker.common_data import require_alike
+
+_ADVICE: Final = (
+    'give all workers the same dataset; or, for data that stay with their workers, partition="private" with local-sgd;'
+    ' or partition="common" if the datasets are the same'
+)
+
+
+def require_common(
+    loader: DataLoader[Any], records: Sequence[Mapping[str, Any]], exchange: Exchange, rank: int
+) -> None:
+    """Check that all workers have the same dataset, by the checksums of `samples` in their records.
+
+    All workers must call it together. Errors as for `require_alike`.
+    """
+    checksums = [record["samples"] for record in records]
+    require_alike(checksums, exchange, rank, again=lambda: checksum_of(loader), advice=_ADVICE)
+
+
+def checksum_of(loader: DataLoader[Any]) -> int:
+    """The checksum of the first, middle and last sample of the loader's dataset; 0 if samples cannot be compared.
+
+    The script's random numbers are not changed and do not matter. If the loader has data workers, the dataset stays as
+    it is: many datasets open files at their first sample, which data workers must not inherit. So a data worker
+    fetches the samples, or this process does, from a copy like the one that a data worker would get.
+    """
+    dataset = loader.dataset
+    if isinstance(dataset, Positions):
+        return 0
+    if isinstance(dataset, ShardedDataset):  # A sample would cost a whole shard.
+        return zlib.crc32(repr(dataset.lengths).encode())
+    try:
+        length, processes = len(dataset), min(loader.num_workers, 1)  # type: ignore[arg-type]
+        if processes and _start_method(loader) != "fork":  # Starting another process takes seconds.
+            dataset, processes = pickle.loads(pickle.dumps(dataset)), 0
+        samples = DataLoader(
+            dataset,
+            batch_sampler=[list(dict.fromkeys((0, length // 2, length - 1)))],
+            num_workers=processes,
+            collate_fn=_checksum,
+            timeout=loader.timeout if processes else 0,
+            worker_init_fn=seed_generators,
+            multiprocessing_context="fork" if processes else None,
+            generator=torch.Generator(),  # Otherwise it draws a number here that a data worker does not.
+        )
+        with seeded_randomness(0):  # The data worker, number 0, has the same seed.
+            (found,) = samples
+    except Exception:  # If it is an error of the dataset, training meets it again.
+        return 0
+    return int(found)
+
+
+def _start_method(loader: DataLoader[Any]) -> str:
+    """The start method of the loader's data workers. A script that has not chosen one may still do so later."""
+    context: Any = loader.multiprocessing_context or multiprocessing
+    return context.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+
+
+def _checksum(samples: Any) -> int:
+    return checksum(_parts(samples))
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    """The bytes of samples in a defined order, without parts that cannot be compared."""
+    if isinstance(value, torch.Tensor):
+        if value.layout is torch.strided:
+            yield f"{value.dtype}{list(value.shape)}".encode()
+            yield value.detach().cpu().resolve_conj().resolve_neg().flatten().view(torch.uint8).numpy().tobytes()
+    elif isinstance(value, str | bytes):
+        text = value.encode() if isinstance(value, str) else value
+        if b"/" not in text and b"\\" not in text:  # The path of a file may differ.
+            yield text
+    elif isinstance(value, Mapping):
+        for key in sorted(value, key=str):
+            yield from _parts(value[key])
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _parts(each)
+    elif isinstance(value, np.ndarray | np.generic | bool | int | float) or hasattr(value, "__array_interface__"):
+        yield bytes_of(np.asarray(value))  # Also of an image of PIL.

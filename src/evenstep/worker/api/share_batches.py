@@ -1,0 +1,61 @@
+"""The loop over a `Balancer`'s shares that the loaders of all frameworks have in common."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, final
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.values import IntArray
+from evenstep.worker.api.ahead import Ahead
+from evenstep.worker.api.balancer import Balancer
+from evenstep.worker.api.share import Share
+
+
+@final
+class ShareBatches:
+    """Hands out the batch of each share, and reports the time from there to the complete gradient.
+
+    Args:
+        balancer: Divides the samples.
+        ahead: Fetches the batches.
+        before: What a batch was asked for before, if its predecessor was not reported, and what to do.
+        indices_of: Returns the indices of a share's batch; its second argument says whether the batch is only planned.
+
+    Attributes:
+        current: The share of the last batch, as reported if it was; None before the first.
+        due: Whether that batch has not been reported yet.
+    """
+
+    def __init__(
+        self,
+        balancer: Balancer,
+        ahead: Ahead[Any],
+        before: str,
+        indices_of: Callable[[Share, bool], IntArray] = lambda share, planned: share.indices,
+    ) -> None:
+        self.current: Share | None = None
+        self.due = False
+        self._balancer, self._ahead = balancer, ahead
+        self._before, self._indices_of = before, indices_of
+        self._handed = 0.0
+
+    def of(self, shares: Iterable[Share]) -> Iterator[Any]:
+        """Yield the batches of these shares, an epoch of the balancer, which goes on as long as the caller keeps it."""
+        self.due = False
+        for share in shares:
+            batch, planned = self._ahead.batch(self._indices_of(share, False)), self._balancer.planned
+            self._ahead.plan(None if planned is None else self._indices_of(planned, True))
+            self.current, self.due, self._handed = share, True, time.perf_counter()
+            yield batch
+            if self.due:
+                raise ConfigError(f"a batch was asked for before {self._before}")
+
+    def report(self, *, finite: bool, apart: float = 0.0) -> Share:
+        """Report that the gradient of the batch is complete; returns its share with the weights to use.
+
+        `apart`: seconds since the batch that are not its compute. The errors are those of `Balancer.report`.
+        """
+        self._balancer.report(max(time.perf_counter() - self._handed - apart, 0.0), finite=finite)
+        self.due, self.current = False, self._balancer.share
+        assert self.current is not None
+        return self.current

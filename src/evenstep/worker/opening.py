@@ -1,0 +1,117 @@
+"""The tracker of a worker, and its record of the run, which follow from an agreement under every framework."""
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from evenstep.core.errors import naming
+from evenstep.core.load.limits import SizeLimits
+from evenstep.core.load.narx import Narx
+from evenstep.core.values import Factors
+from evenstep.launch.launch_settings import VARIABLE, VARIABLES, LaunchSettings
+from evenstep.launch.marks import leave_line
+from evenstep.telemetry import SCHEMA, JsonlRecorder, Logged, Silent
+from evenstep.telemetry.events import Ended, Run
+from evenstep.telemetry.say import say
+from evenstep.worker.activity import Activity
+from evenstep.worker.agreement import Agreed
+from evenstep.worker.device_memory import LearntLimit
+from evenstep.worker.earlier import first_policy, last_sizes
+from evenstep.worker.factors import FactorSampler
+from evenstep.worker.meter import Meter, Stopwatch
+from evenstep.worker.summary import Summary
+from evenstep.worker.tracker import Tracker
+from evenstep.worker.worker import Worker
+
+
+def open_tracker(
+    agreed: Agreed,
+    worker: Worker,
+    stopwatch: Stopwatch,
+    activity: Activity,
+    *,
+    launched: LaunchSettings,
+    folder: Path | None,
+    by_argument: bool,
+    threads: int = 1,
+    memory: LearntLimit | None = None,
+    lags: Sequence[int] | None = None,
+) -> Tracker:
+    """Make the tracker of this worker's iterations, with all that it keeps of the run.
+
+    Events go to the `folder`, which is the script's argument (`by_argument`) or the environment's, as errors say.
+    `threads` compute; `memory` learns this worker's largest batch, if it can be learned; `lags` as in `Tracker`.
+    """
+    scheme, records, hold, clock, rank = agreed.scheme, agreed.workers, agreed.own.hold, time.perf_counter, worker.rank
+    forecasts = scheme.load.uses_forecasts
+    # The first worker on each host records everybody's sizes: hosts may have separate directories. On servers all do:
+    # sizes reach each at a different time, and a worker may leave.
+    first_on_host = all(each["host"] != records[rank]["host"] for each in records[:rank])
+    keeps: JsonlRecorder | Silent = Silent()
+    if folder is not None:
+        with naming("run_dir" if by_argument else VARIABLES["run_dir"]):
+            keeps = JsonlRecorder(folder, rank, last=lambda: Ended(worker=rank, at=clock()))
+    return Tracker(
+        workers=worker,
+        policy=first_policy(scheme, agreed.problem, records, rank),
+        problem=agreed.problem,
+        limits=SizeLimits(scheme.load, agreed.problem, agreed.limits),
+        meter=Meter(
+            stopwatch=stopwatch,
+            forecaster=Narx() if forecasts else None,
+            # The load of this machine's processors does not describe an emulated device.
+            factors=(hold or FactorSampler(threads=threads, clock=clock)).sample if forecasts else Factors,
+            memory=memory,
+        ),
+        recorder=Logged(keeps, rank),
+        last_sizes=last_sizes(scheme, records, launched, folder, rank),
+        lags=lags,
+        tells_plans=first_on_host or scheme.served is not None,
+        clock=clock,
+        hold=hold,
+        activity=activity,
+        summary=None if rank else _summary(agreed, launched),
+    )
+
+
+def _summary(agreed: Agreed, launched: LaunchSettings) -> Summary | None:
+    alone, marks = len(agreed.workers) == 1 and VARIABLE not in os.environ, launched.marks
+    # With servers, the first server gives it.
+    if alone or launched.survey_up_to or agreed.scheme.served is not None:
+        return None
+    return Summary(
+        workers=len(agreed.workers),
+        global_batch_size=agreed.problem.global_batch_size,
+        scheme=agreed.scheme.name,
+        say=say if marks is None else partial(leave_line, marks),
+    )
+
+
+def run_event(agreed: Agreed, rank: int, *, iterations: int, seed: int, torch: str = "") -> Run:
+    """Return the first event of a log; an epoch has this many iterations."""
+    mine, problem = agreed.workers[rank], agreed.problem
+    return Run(
+        worker=rank,
+        schema=SCHEMA,
+        at=time.perf_counter(),
+        unix_seconds=time.time(),
+        workers=len(agreed.workers),
+        scheme=agreed.scheme.name,
+        engine="collective" if agreed.scheme.served is None else "server",
+        global_batch_size=problem.global_batch_size,
+        iterations_per_epoch=iterations,
+        minimum=problem.minimum.tolist(),
+        maximum=problem.maximum.tolist(),
+        multiple=problem.multiple,
+        seed=seed,
+        emulated=agreed.own.emulated,
+        version=mine["version"],
+        torch=torch,
+        python=platform.python_version(),
+        host=mine["host"],
+        gpu=mine.get("gpu"),
+        device=mine["device"],
+    )
