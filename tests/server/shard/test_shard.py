@@ -459,7 +459,7 @@ def test_half_precision_pushes_are_summed_in_single_precision(dtype):
 def test_a_message_of_another_length_is_refused():
     (shard,) = Run("sgd", 1).shards
     for use in (shard.initialise, shard.read_weights, lambda message: shard.commit([(message, 1.0)], [{}, {}])):
-        with pytest.raises(ValueError, match="no message of this shard"):
+        with pytest.raises(ValueError, match="not a message of this shard"):
             use(torch.zeros(1, dtype=torch.uint8))
 
 

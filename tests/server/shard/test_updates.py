@@ -143,7 +143,7 @@ def test_a_name_is_run_only_if_allowed_and_an_optimizer(allowed):
     spec = OptimizerSpec(name=allowed, groups=({"lr": 0.1},))
     with pytest.raises(ConfigError, match="may not run"):
         UpdateRule(spec)
-    with pytest.raises(ConfigError, match=r"cannot be imported|no torch optimizer"):
+    with pytest.raises(ConfigError, match=r"cannot be imported|not a torch optimizer"):
         UpdateRule(spec, allowed=[allowed])
 
 
