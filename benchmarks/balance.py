@@ -59,8 +59,14 @@ def _case(items, workers, spread, seed):
         "mean": float(costs.sum() / workers),
         "ours": _latest(evenstep.balance(costs, workers), costs, np.ones(workers)),
         "differencing": float(differencing(costs.tolist(), workers)),
-        "with_speeds": with_speeds / max(costs.sum() / speeds.sum(), costs.max() / speeds.max()),
+        "with_speeds": with_speeds / _lower_bound(costs, speeds),
     }
+
+
+def _lower_bound(costs, speeds):
+    """The mean; and of the k largest items one is on the k-th fastest worker or a slower one, or two share a worker."""
+    largest, fastest = np.sort(costs)[::-1][: len(speeds)], np.sort(speeds)[::-1]
+    return max(costs.sum() / speeds.sum(), np.minimum(largest / fastest, 2 * largest / fastest[0]).max())
 
 
 def _latest(parts, costs, speeds):

@@ -107,7 +107,7 @@ def attempt(habit, run, options):
     def prepare(model, optimizer, loader, **more):
         if isinstance(options.get("cost"), evenstep.Padded):
             loader.collate_fn = training.stacked
-        prepared = evenstep.prepare(model, optimizer, loader, seed=run.seed, timeout=20.0, **options, **more)
+        prepared = evenstep.prepare(model, optimizer, loader, seed=run.seed, timeout=60.0, **options, **more)
         loaders.append(prepared[2])
         return prepared
 

@@ -124,9 +124,9 @@ def every(schemes, more):
     as_launched()
     for scheme, options in schemes.items():
         for habit in (*EXACT, *ROUNDED, *more, *MISTAKES):
-            found[scheme, habit.__name__] = attempt(habit, alone=False, options={"timeout": 20.0, **options})
+            found[scheme, habit.__name__] = attempt(habit, alone=False, options={"timeout": 60.0, **options})
     os.environ["EVENSTEP_SLOW"] = "1=3x"
-    found["slow", accumulate.__name__] = attempt(accumulate, alone=False, options={"timeout": 20.0})
+    found["slow", accumulate.__name__] = attempt(accumulate, alone=False, options={"timeout": 60.0})
     return found
 
 

@@ -107,5 +107,5 @@ def every(schemes):
     os.environ["HF_HUB_OFFLINE"] = "1"
     for scheme, options in schemes.items():
         for habit in (*ATTACHED, compare):
-            found[scheme, habit.__name__] = attempt(habit, alone=False, options={"timeout": 20.0, **options})
+            found[scheme, habit.__name__] = attempt(habit, alone=False, options={"timeout": 60.0, **options})
     return found
