@@ -49,14 +49,15 @@ class Expert(Stateful, ABC):
         return False
 
 
-def require_speeds(expert: Expert, found: object, workers: int) -> None:
+def require_speeds(expert: Expert, speeds: FloatArray, workers: int) -> None:
     """Check what `speeds` of a user's expert gave.
 
     Raises:
         ConfigError: It is not a number > 0 for each worker; the message names the expert.
     """
+    found: object = speeds
     right = isinstance(found, np.ndarray) and found.dtype == np.float64 and found.shape[-1:] == (workers,)
-    if not right or not (np.isfinite(found) & (found > 0)).all():
+    if not right or not (np.isfinite(speeds) & (speeds > 0)).all():
         raise ConfigError(
             f"speeds() of the expert {type(expert).__name__} gave {shown(found)}: return {workers} finite float64"
             " above 0, one for each worker"

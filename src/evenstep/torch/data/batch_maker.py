@@ -42,9 +42,11 @@ class BatchMaker:
         if not self._of_tensors:
             return self.collated(self._fetched(indices))
         # Like default_collate, without a call per sample.
-        dataset, rows = self.dataset, torch.tensor(indices)
+        dataset: Any = self.dataset
+        rows = torch.tensor(indices)
         while type(dataset) is Subset:
-            dataset, rows = dataset.dataset, torch.as_tensor(dataset.indices)[rows]
+            rows = torch.as_tensor(dataset.indices)[rows]
+            dataset = dataset.dataset
         return [*map(itemgetter(rows), dataset.tensors)]
 
     def packed(self, indices: list[int]) -> bytes:

@@ -288,10 +288,7 @@ class CollectiveEngine(Engine):
             self._compute_ends()
         self._collect()
         for model in self._models:
-            watch = model.watch
-            if watch is None or not (watch.local or watch.frozen):
-                continue
-            if trouble := watch.trouble(optimizer, reduces=model.reduces):
+            if model.watch is not None and (trouble := model.watch.trouble(optimizer, reduces=model.reduces)):
                 raise ConfigError(trouble)
         if (batch := self.hand_outs.in_hand) is not None and not batch.closed:
             self.require_summed()

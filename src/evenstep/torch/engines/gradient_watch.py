@@ -19,12 +19,11 @@ class GradientWatch:
 
     Attributes:
         local: Whether a gradient arrived there since the last bucket was on its way to all workers.
-        frozen: The parameters that were not trained at first. Without any, and unless `local`, there is no `trouble`.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
-        self.frozen = {name: each for name, each in model.named_parameters() if not each.requires_grad}
+        self._frozen = {name: each for name, each in model.named_parameters() if not each.requires_grad}
         self.local = False
         self._handle: RemovableHandle | None = None
         if self._trained:
@@ -39,11 +38,13 @@ class GradientWatch:
 
         `reduces`: whether the backward of the last forward pass will synchronise; None if it has.
         """
-        thawed = [name for name, each in self.frozen.items() if each.requires_grad and each.grad is not None]
+        if not self._frozen and not self.local:
+            return None
+        thawed = [name for name, each in self._frozen.items() if each.requires_grad and each.grad is not None]
         if not thawed and not self.local:
             return None
         stepped = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        if any(self.frozen[name] in stepped for name in thawed):
+        if any(self._frozen[name] in stepped for name in thawed):
             return (
                 f"the gradient of {_named(thawed)} is not summed over the workers, since requires_grad was False in"
                 " prepare: set it before, and freeze afterwards"
