@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from harness import record
 
-from evenstep.core.samples import MicroBatch, Share
+from evenstep.core.samples import Share
 from evenstep.core.values import Reports
 from evenstep.telemetry import JsonlRecorder
 from evenstep.telemetry.events import Noted
@@ -66,12 +66,11 @@ def _measure(recorder, samples, *, notes):
     reports = Reports.from_table(np.full((WORKERS, 7), 20_000, dtype=np.int64))
     sizes = np.full(WORKERS, 32, dtype=np.int64)
     share = Share(iteration=0, positions=tuple(range(32)), samples=32, sizes=sizes, ends_epoch=False)
-    piece = MicroBatch(positions=share.positions, samples=32, portion=1.0, first=True, last=True)
     taken = []
     for number in range(samples):
         _compute()
         now = Iteration(
-            number=number, epoch=0, share=share, piece=piece, batch_sizes=[32], samples=32, passes=1,
+            number=number, epoch=0, share=share, piece=share, batch_sizes=[32], samples=32, passes=1,
             entered=time.perf_counter(), input_seconds=0.001, synchronised_seconds=0.03,
         )  # fmt: skip
         own, began = time.thread_time(), time.perf_counter()

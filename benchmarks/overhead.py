@@ -55,7 +55,11 @@ def main():
             raw[case.name] = run_workers(real_compute.WORKERS, real_compute.by_turns, plan, record.console.print)
         figures += _figures(case, raw[case.name]["blocks"])
         tables.append(_parts(case, raw[case.name]))
-    figures += [record.figure(f"calls beyond plain DDP's: {name}", [counts[name] - counts["ddp"]]) for name in OURS]
+    for column, what in enumerate(("Python calls", "calls")):
+        figures += [
+            record.figure(f"{what} beyond plain DDP's: {name}", [counts[name][column] - counts["ddp"][column]])
+            for name in OURS
+        ]
     done = record.publish(
         f"overhead-{options.group}",
         "Two equal workers on real compute: times the better of plain DDP's options",

@@ -160,7 +160,7 @@ def _merged(blocks):
 
 
 def calls(rank, plan, tell):
-    """Calls of Python and C functions per iteration in the main thread of worker 0, by variant.
+    """Calls per iteration in the main thread of worker 0, by variant: of Python functions, and of C functions too.
 
     They do not depend on the machine's load. Plain DDP's batches are made before, so that what is counted beyond it
     contains the loader. The fewest over iterations are of one that changes no sizes, of which there are few where noise
@@ -181,15 +181,16 @@ def calls(rank, plan, tell):
 
 
 def _calls(run):
-    count = 0
+    python = every = 0
 
     def profile(frame, event, argument):
-        nonlocal count
-        count += event in ("call", "c_call")
+        nonlocal python, every
+        python += event == "call"
+        every += event in ("call", "c_call")
 
     sys.setprofile(profile)
     try:
         next(run)
     finally:
         sys.setprofile(None)
-    return count
+    return python, every

@@ -1,12 +1,13 @@
 """What evenstep adds to an iteration, counted in calls, which do not depend on the machine or on its load."""
 
+import numpy as np
 import pytest
 from harness import parts, real_compute
 from harness.real_compute import Case
 from harness.workers import run_workers
 
-BUDGET = {"bsp": 200, "lb-bsp": 310}
-"""Calls of Python and C functions beyond plain DDP's. benchmarks/overhead.py says what they take."""
+BUDGET = {"bsp": (94, 190), "lb-bsp": (114, 285)}
+"""Calls beyond plain DDP's: of Python functions, and of C functions too. benchmarks/overhead.py says what they take."""
 
 
 def test_the_timers_find_every_method_and_leave_no_trace():
@@ -24,5 +25,5 @@ def test_an_iteration_stays_within_its_budget_of_calls(monkeypatch):
         monkeypatch.setenv(name, "1")
     case = Case(millions=0.1, few=True, batch=8)
     counts = run_workers(real_compute.WORKERS, real_compute.calls, (case, ("ddp", *BUDGET), 80))
-    extra = {name: counts[name] - counts["ddp"] for name in BUDGET}
-    assert all(extra[name] <= BUDGET[name] for name in BUDGET), extra
+    extra = {name: np.subtract(counts[name], counts["ddp"]) for name in BUDGET}
+    assert all((extra[name] <= BUDGET[name]).all() for name in BUDGET), extra

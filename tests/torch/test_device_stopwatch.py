@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from evenstep.core.samples import MicroBatch, Share
+from evenstep.core.samples import Share
 from evenstep.core.values import UNLIMITED, Reports
 from evenstep.torch.cuda import DeviceStopwatch
 from evenstep.worker.iteration import Iteration
@@ -105,7 +105,7 @@ def test_an_iteration_is_written_down_by_the_time_of_the_device_where_there_is_o
     def parts(by_device):
         now = Iteration(
             number=3, epoch=0, share=share,
-            piece=MicroBatch(positions=(), samples=8, portion=1.0, first=True, last=True), batch_sizes=[8], samples=8,
+            piece=share, batch_sizes=[8], samples=8,
             load=8, passes=1, entered=0.0, input_seconds=0.0,
             synchronised_seconds=0.09, device_synchronised_seconds=by_device,
         )  # fmt: skip

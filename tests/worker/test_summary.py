@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.made_meetings import meetings_of
 
-from evenstep.core.samples import Share, whole_batch
+from evenstep.core.samples import Share
 from evenstep.core.values import Reports
 from evenstep.report.account.account import Account
 from evenstep.worker.iteration import Iteration
@@ -54,7 +54,7 @@ def met(number, script_seconds):
         number=number,
         epoch=0,
         share=share,
-        piece=whole_batch(share),
+        piece=share,
         batch_sizes=[12],
         samples=12,
         load=12,

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol, final
 from weakref import ref
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples import MicroBatch, Share
+from evenstep.core.samples import Share
 
 _RECENT: Final = 16
 """How many batches before the current one are known by form. By memory, all are that the script keeps."""
@@ -51,7 +51,7 @@ class HandedOut:
     """
 
     share: Share
-    piece: MicroBatch
+    piece: Share
     epoch: int
     origin: Origin = field(default_factory=Origin)
     iteration: int = 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final, final
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples import MicroBatch, Share
+from evenstep.core.samples import Share
 from evenstep.core.shown import shown
 from evenstep.core.values import Basis, Factors, Reports, State
 from evenstep.telemetry.events import IterationDone
@@ -46,7 +46,7 @@ class Iteration:
     epoch: int
     loader: int = 0
     share: Share
-    piece: MicroBatch
+    piece: Share
     batch_sizes: list[int]
     samples: int
     load: float

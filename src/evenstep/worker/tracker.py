@@ -16,7 +16,7 @@ import numpy as np
 from evenstep.core.activity import Doing
 from evenstep.core.load.base import LoadPolicy
 from evenstep.core.load.limits import SizeLimits
-from evenstep.core.samples import CostSharing, EpochCosts, Ledger, Lookahead, MicroBatch, PrivateParts, SampleTimes
+from evenstep.core.samples import CostSharing, EpochCosts, Ledger, Lookahead, PrivateParts, SampleTimes
 from evenstep.core.samples.per_sample import THOUSAND
 from evenstep.core.samples.share import Share
 from evenstep.core.values import Basis, IntArray, Problem, Reports, State
@@ -176,7 +176,7 @@ class Tracker:
             self.stopwatch.run()
         self.mark(Doing.COMPUTING)
 
-    def begin(self, share: Share, piece: MicroBatch, epoch: int, loader: int = 0) -> Iteration:
+    def begin(self, share: Share, piece: Share, epoch: int, loader: int = 0) -> Iteration:
         """Begin a batch that this loader hands out: its compute starts now.
 
         If the iteration before has not synchronised, the new one continues it.

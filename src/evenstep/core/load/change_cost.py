@@ -59,11 +59,6 @@ class ChangeCost(Stateful):
     _usual: float = field(init=False, default=0.0)  # Mean microseconds of an iteration that is not a first use.
     _same: int = field(init=False, default=0)  # Iterations in a row with the present sizes.
 
-    @property
-    def first_use(self) -> bool:
-        """True if the last iteration was the first at its sizes."""
-        return len(self._changed) > 0 and self._same == 1
-
     def free(self, weights: IntArray) -> IntArray | None:
         """The previously used sizes that fit these weights best, if they save more than `gains`."""
         took = _largest(self._used / weights, axis=1)
@@ -83,8 +78,11 @@ class ChangeCost(Stateful):
             return self._quiet or self._times >= 2 * self.tries
         return len(self._excesses) >= self.tries or abs(self._excesses[-1]) < self.negligible
 
-    def observe(self, samples: IntArray, microseconds: IntArray) -> None:
-        """Take in one iteration of all workers, oldest first; int64 of shape [workers] each."""
+    def observe(self, samples: IntArray, microseconds: IntArray) -> bool:
+        """Take in one iteration of all workers, oldest first; int64 of shape [workers] each.
+
+        Returns whether it was the first at its sizes.
+        """
         if samples.tolist() == self._samples.tolist():
             self._same += 1
             if len(self._changed) or self._same > 2:
@@ -97,10 +95,12 @@ class ChangeCost(Stateful):
             if len(self._changed):
                 self._times += 1
                 self._used = np.concatenate([samples[np.newaxis], self._used[: self.remembered - 1]])
-        if not self.first_use:
+        first_use = len(self._changed) > 0 and self._same == 1
+        if not first_use:
             longest = max(microseconds.tolist())
             self._usual += (longest - self._usual) * (0.2 if self._usual else 1.0)
         self._microseconds = microseconds
+        return first_use
 
     def _measure(self, now: IntArray) -> None:
         """Compare this iteration with the previous one, which had the same sizes."""

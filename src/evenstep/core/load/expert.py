@@ -49,22 +49,19 @@ class Expert(Stateful, ABC):
         return False
 
 
-def speeds_of(expert: Expert, workers: int) -> FloatArray:
-    """An expert's predictions, of shape [guesses, workers].
+def require_speeds(expert: Expert, speeds: FloatArray, workers: int) -> None:
+    """Check what `speeds` of a user's expert gave.
 
     Raises:
-        ConfigError: A user's expert returned speeds that are not numbers > 0 for all workers; the message names it.
+        ConfigError: It is not a number > 0 for each worker; the message names the expert.
     """
-    speeds = expert.speeds()
-    if not type(expert).__module__.startswith("evenstep."):
-        found: object = speeds
-        right = isinstance(found, np.ndarray) and found.dtype == np.float64 and found.shape[-1:] == (workers,)
-        if not right or not (np.isfinite(speeds) & (speeds > 0)).all():
-            raise ConfigError(
-                f"speeds() of the expert {type(expert).__name__} gave {shown(found)}: return {workers} finite float64"
-                " above 0, one for each worker"
-            )
-    return speeds if speeds.ndim == 2 else speeds[None]
+    found: object = speeds
+    right = isinstance(found, np.ndarray) and found.dtype == np.float64 and found.shape[-1:] == (workers,)
+    if not right or not (np.isfinite(speeds) & (speeds > 0)).all():
+        raise ConfigError(
+            f"speeds() of the expert {type(expert).__name__} gave {shown(found)}: return {workers} finite float64"
+            " above 0, one for each worker"
+        )
 
 
 @final
@@ -119,7 +116,7 @@ class Even(Expert):
     workers: int
 
     def speeds(self) -> FloatArray:
-        return np.ones(self.workers)
+        return np.array([1.0] * self.workers)
 
     def recall(self, known: Sequence[tuple[Self, int] | None]) -> bool:
         return True

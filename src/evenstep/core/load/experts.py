@@ -13,8 +13,8 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.load.base import Load, LoadPolicy
 from evenstep.core.load.change_cost import ChangeCost
 from evenstep.core.load.equal import equal_sizes
-from evenstep.core.load.expert import Averages, Even, Expert, Forecasts, speeds_of
-from evenstep.core.load.shares import shares_of
+from evenstep.core.load.expert import Averages, Even, Expert, Forecasts, require_speeds
+from evenstep.core.load.shares import in_multiples, share_out
 from evenstep.core.nearest import nearest
 from evenstep.core.values import Allocation, FloatArray, IntArray, Problem, Reports
 
@@ -99,11 +99,12 @@ class ExpertsPolicy(LoadPolicy):
         measured = (samples > 0) & (microseconds > 0)
         if not _any(measured):
             return
-        cost.observe(samples, microseconds)
+        first_use = cost.observe(samples, microseconds)
         self._seen = self._seen + measured
         self._kept += 1
         measured &= self._seen > self.load.warmup
-        if not _any(measured) or (cost.first_use and (self._tried or cost.iterations > cost.noise)):
+        tried = self._tries(first_use=first_use)
+        if not _any(measured) or (first_use and (tried or cost.iterations > cost.noise)):
             return
         paces = microseconds / np.maximum(samples, 1)
         here = None if _all(measured) else np.flatnonzero(measured)
@@ -120,7 +121,8 @@ class ExpertsPolicy(LoadPolicy):
                 self._charge(paces, here)
                 proposal = self._propose()
                 self._account = max(_saved(paces, samples, proposal, here), 0.0)
-            self._change(proposal)
+            if not tried:
+                self._change(proposal)
 
     def _charge(self, paces: FloatArray, here: IntArray | None) -> None:
         """Charge each expert the time that its last proposal would have taken, `here` or on all workers."""
@@ -138,7 +140,13 @@ class ExpertsPolicy(LoadPolicy):
 
     def _propose(self) -> IntArray:
         """Ask the experts, and weight their answers by their losses."""
-        speeds = np.concatenate([speeds_of(expert, self.workers) for expert in self._experts])
+        guesses: list[FloatArray] = []
+        for expert in self._experts:
+            found = expert.speeds()
+            if self.load.experts:
+                require_speeds(expert, found, self.workers)
+            guesses.extend(found.reshape(-1, self.workers))
+        speeds = np.array(guesses)
         shared = (speeds * (_UNIT / _largest(speeds, axis=1, keepdims=True))).astype(np.int64)
         self._shares = shared / _total(shared, axis=1, keepdims=True)
         if len(self._losses) != len(speeds):
@@ -150,33 +158,30 @@ class ExpertsPolicy(LoadPolicy):
         self.proposal = np.maximum((mean * (_UNIT / _largest(mean))).astype(np.int64), 1)
         return self.proposal
 
-    @property
-    def _tried(self) -> bool:
+    def _tries(self, *, first_use: bool) -> bool:
         """True if sizes have just changed and need a second iteration, to show what the first one cost.
 
         A device's reports come an iteration late, so the first may still be about the previous sizes.
         """
-        if self.load.change_cost is not None or self._used is None or self._cost.known:
-            return False
-        return self._kept == 1 or (self._kept == 2 and self._cost.first_use)
+        changed = self._kept == 1 or (self._kept == 2 and first_use)
+        return changed and self.load.change_cost is None and self._used is not None and not self._cost.known
 
     def _change(self, proposal: IntArray) -> None:
         """Use the proposal from now on if the account pays for it, or sizes that cost nothing if they are better."""
-        if self._tried:
-            return
         if self._account >= (self._cost.price if self.load.change_cost is None else self.load.change_cost):
             self._used, self._account, self._kept = proposal, 0.0, 0
         elif (free := self._cost.free(proposal)) is not None:
             self._used, self._kept = free, 0
 
     def allocate(self, problem: Problem) -> Allocation:
-        if self.proposal is None or problem.workers != self.workers:
+        if self.proposal is None or len(problem.minimum) != self.workers:
             return Allocation(sizes=equal_sizes(problem), basis="start")
-        self._proposed = proposed = shares_of(problem, self.proposal)
+        limits = in_multiples(problem)
+        self._proposed = proposed = share_out(limits, self.proposal)
         proposed.flags.writeable = False  # It is both returned and kept.
         if self._used is None:
             return Allocation(sizes=equal_sizes(problem), basis="start")
-        sizes = proposed if self._used is self.proposal else shares_of(problem, self._used)
+        sizes = proposed if self._used is self.proposal else share_out(limits, self._used)
         return Allocation(sizes=sizes, weights=self._used)
 
     def recall(self, known: Sequence[tuple[LoadPolicy, int] | None]) -> None:

@@ -76,7 +76,7 @@ def share_out(limits: Problem, weights: IntArray) -> IntArray:
     """Like `shares`, for limits that `in_multiples` returned; the sizes are in samples."""
     units, lower, upper = limits.global_batch_size, limits.minimum, limits.maximum
     pull = _scaled(weights, units)
-    sizes = np.empty_like(lower)
+    sizes = np.zeros(len(lower), dtype=np.int64)
     rest = np.arange(len(sizes))
     while len(rest):
         whole = int(np.add.reduce(pull))
@@ -88,11 +88,11 @@ def share_out(limits: Problem, weights: IntArray) -> IntArray:
             sizes[rest] = _largest_remainder(ideal, whole, units)
             break
         over, under = above > 0, below > 0
-        excess, lack = int(above[over].sum()), int(below[under].sum())
+        excess, lack = int(np.add.reduce(above[over])), int(np.add.reduce(below[under]))
         pinned = over if excess > lack else under if lack > excess else over | under
         limit = np.where(over, upper, lower)[pinned]
         sizes[rest[pinned]] = limit
-        units -= int(limit.sum())
+        units -= int(np.add.reduce(limit))
         free = ~pinned
         rest, pull, lower, upper = rest[free], pull[free], lower[free], upper[free]
     return sizes * limits.multiple

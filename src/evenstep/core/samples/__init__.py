@@ -8,7 +8,7 @@ from evenstep.core.samples.costs import Costs, CostSharing, EpochCosts, SampleTi
 from evenstep.core.samples.drawn import Drawn, Indices
 from evenstep.core.samples.ledger import Ledger
 from evenstep.core.samples.lookahead import Lookahead
-from evenstep.core.samples.micro_batches import MicroBatch, micro_batches, whole_batch
+from evenstep.core.samples.micro_batches import micro_batches
 from evenstep.core.samples.per_sample import PerSample
 from evenstep.core.samples.private import PrivateParts
 from evenstep.core.samples.share import WEIGHTINGS, Request, Share, Shares, by_samples, ends_period
@@ -22,7 +22,6 @@ __all__ = [
     "Indices",
     "Ledger",
     "Lookahead",
-    "MicroBatch",
     "PerSample",
     "PrivateParts",
     "Request",
@@ -32,5 +31,4 @@ __all__ = [
     "by_samples",
     "ends_period",
     "micro_batches",
-    "whole_batch",
 ]

@@ -1,7 +1,6 @@
 """Cuts a worker's share of an iteration into the batches that are computed one after the other."""
 
-from dataclasses import dataclass
-from typing import final
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,38 +10,7 @@ from evenstep.core.samples.share import Share
 from evenstep.core.values import IntArray
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatch:
-    """A piece of a share: `positions`, of which `samples` are this worker's own (else 0).
-
-    `portion` is its part of the worker's share, 0 to 1; `first` and `last` give its place in the iteration. `cost` and
-    `padding` are as in a share.
-    """
-
-    positions: tuple[int, ...]
-    samples: int
-    portion: float
-    first: bool
-    last: bool
-    cost: float | None = None
-    padding: float | None = None
-
-
-def whole_batch(share: Share) -> MicroBatch:
-    """The share in one piece."""
-    return MicroBatch(
-        positions=share.positions,
-        samples=share.samples,
-        portion=1.0,
-        first=True,
-        last=True,
-        cost=share.cost,
-        padding=share.padding,
-    )
-
-
-def micro_batches(share: Share, size: int | None, costs: EpochCosts | None = None) -> list[MicroBatch]:
+def micro_batches(share: Share, size: int | None, costs: EpochCosts | None = None) -> list[Share]:
     """The share in pieces of `size` positions, the last one shorter if they do not divide; None: in one piece.
 
     A last piece of one position has it twice, because many models cannot compute on one sample. With `costs`, pieces
@@ -54,19 +22,20 @@ def micro_batches(share: Share, size: int | None, costs: EpochCosts | None = Non
     >>> [(piece.positions, piece.portion) for piece in micro_batches(share, 2)]
     [((3, 4), 0.4), ((5, 6), 0.4), ((7, 7), 0.2)]
     """
-    whole, pieces, done = share.positions, list[MicroBatch](), 0
+    whole, pieces, done = share.positions, list[Share](), 0
     if size is None:
-        return [whole_batch(share)]
+        return [share]
     if costs is None:
         cut = [whole[start : start + size] for start in range(0, len(whole), size)]
     else:
         cut = _cut_by_cost(share, size, costs)
     if len(cut) == 1:
-        return [whole_batch(share)]
+        return [share]
     for positions in cut:
         alone = costs is None and len(positions) == 1 < size
         pieces.append(
-            MicroBatch(
+            replace(
+                share,
                 positions=positions * 2 if alone else positions,
                 samples=min(max(share.samples - done, 0), len(positions)),
                 portion=len(positions) / len(whole),

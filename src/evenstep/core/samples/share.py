@@ -26,6 +26,9 @@ class Share:
         cost: the cost of the positions, in average samples of the dataset; None if `cost` was not given.
         padding: the part of the cost that is padding, in average samples; None if batches are not padded.
         loads: the costs of all workers' positions, for evenstep's own use; None if `cost` was not given.
+        portion: the part of the worker's positions that these are, 0 to 1; below 1 if they are a micro-batch.
+        first: whether no micro-batch of the iteration precedes it.
+        last: whether none follows it.
     """
 
     iteration: int
@@ -36,6 +39,9 @@ class Share:
     cost: float | None = None
     padding: float | None = None
     loads: "Loads | None" = None
+    portion: float = 1.0
+    first: bool = True
+    last: bool = True
 
 
 @final

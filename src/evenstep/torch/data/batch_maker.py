@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from typing import Any, Final, TypeAlias, final
 
 import numpy as np
@@ -38,9 +39,15 @@ class BatchMaker:
 
     def batch(self, indices: list[int]) -> Any:
         """The collated batch of the samples with these indices of the dataset."""
-        if self._of_tensors:
-            return _rows_of(self.dataset, torch.tensor(indices))
-        return self.collated(self._fetched(indices))
+        if not self._of_tensors:
+            return self.collated(self._fetched(indices))
+        # Like default_collate, without a call per sample.
+        dataset: Any = self.dataset
+        rows = torch.tensor(indices)
+        while type(dataset) is Subset:
+            rows = torch.as_tensor(dataset.indices)[rows]
+            dataset = dataset.dataset
+        return [*map(itemgetter(rows), dataset.tensors)]
 
     def packed(self, indices: list[int]) -> bytes:
         """The samples with these indices; after `pickle.loads`, `collated` makes a batch of them.
@@ -106,12 +113,3 @@ def _is_of_tensors(dataset: Any) -> bool:
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return type(dataset) is TensorDataset
-
-
-def _rows_of(dataset: Any, indices: torch.Tensor) -> list[torch.Tensor]:
-    """Like default_collate for these samples of a TensorDataset, without a call per sample."""
-    while type(dataset) is Subset:
-        indices = torch.as_tensor(dataset.indices)[indices]
-        dataset = dataset.dataset
-    assert isinstance(dataset, TensorDataset)
-    return [tensor[indices] for tensor in dataset.tensors]

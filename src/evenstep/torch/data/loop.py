@@ -11,7 +11,7 @@ import msgspec
 from torch.utils.data import DataLoader
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples import Drawn, EpochCosts, Ledger, MicroBatch, Share, Shares, micro_batches
+from evenstep.core.samples import Drawn, EpochCosts, Ledger, Share, Shares, micro_batches
 from evenstep.core.values import UNLIMITED, require_whole
 from evenstep.torch.data.epochs import Epochs
 from evenstep.torch.engines.engine import Engine
@@ -31,9 +31,9 @@ CLOSED: Final = (
     " loop over your own loader"
 )
 
-Maker: TypeAlias = Callable[[Share, MicroBatch], Any]
+Maker: TypeAlias = Callable[[Share, Share], Any]
 """Makes the batch of this part of a share."""
-Cutter: TypeAlias = Callable[[Share], list[MicroBatch]]
+Cutter: TypeAlias = Callable[[Share], list[Share]]
 """Cuts a share into the batches that are computed one after the other."""
 
 
@@ -280,7 +280,7 @@ class BatchLoop(ABC):
         shares = bound.shares(ledger, epoch=self._at.epoch, depth=bound.terms.depth, **given)
         return ledger, shares, self._maker(shares, drawn), cut
 
-    def _handed_out_now(self, share: Share, piece: MicroBatch, batch: Any) -> HandedOut:
+    def _handed_out_now(self, share: Share, piece: Share, batch: Any) -> HandedOut:
         self._handed_out += piece.last
         self._newest = share
         if batch is None and self._started.engine.workers.count > 1:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast, final
 import numpy as np
 from torch.utils.data import DataLoader
 
-from evenstep.core.samples import Drawn, MicroBatch, Share, Shares
+from evenstep.core.samples import Drawn, Share, Shares
 from evenstep.core.values import UNLIMITED, require_whole
 from evenstep.torch.data.batches import Batches
 from evenstep.torch.data.loop import Maker
@@ -62,7 +62,7 @@ class PreparedShares(Batches):
         return _part
 
 
-def _part(share: Share, piece: MicroBatch) -> Share:
+def _part(share: Share, piece: Share) -> Share:
     """This part of the share, with positions as an array that can index data."""
     positions = cast("tuple[int, ...]", np.array(piece.positions, dtype=np.int64))
     return replace(share, positions=positions, samples=piece.samples)

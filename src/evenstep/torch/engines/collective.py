@@ -357,14 +357,12 @@ class CollectiveEngine(Engine):
         """This worker's report on the iteration, which is no longer due."""
         now, self._report_due = self.tracker.iteration, False
         assert now is not None
-        rates = [
-            group["lr"]
-            for reference in self._optimizers
-            if (optimizer := reference()) is not None
-            for group in optimizer.param_groups
-            # A tensor may be on a device, and reading it would wait for that device.
-            if "lr" in group and not isinstance(group["lr"], torch.Tensor)
-        ]
+        rates = []
+        for reference in self._optimizers:
+            for group in () if (optimizer := reference()) is None else optimizer.param_groups:
+                # A tensor may be on a device, and reading it would wait for that device.
+                if "lr" in group and not isinstance(group["lr"], torch.Tensor):
+                    rates.append(group["lr"])
         return self._exchange.row(now, weighed=self._weighed, rates=rates, steps=self._steps)
 
     def _settle_weight(self) -> None:

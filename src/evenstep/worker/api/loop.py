@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples import Ledger, Shares, whole_batch
+from evenstep.core.samples import Ledger, Shares
 from evenstep.core.samples import Share as Part
 from evenstep.core.shown import shown
 from evenstep.core.values import UNLIMITED, require_whole
@@ -142,8 +142,7 @@ class Loop(ABC):
 
     def _begin(self, part: Part) -> None:
         """Called when a share is handed out."""
-        piece = whole_batch(part)
-        self._tracker.begin(part, piece, self._at.epoch)
+        self._tracker.begin(part, part, self._at.epoch)
 
     @abstractmethod
     def _finish(self) -> None:
