@@ -4,6 +4,9 @@
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from math import lcm
 from typing import Annotated, Literal, TypeAlias
 
 from evenstep.core.errors import ConfigError
@@ -15,7 +18,7 @@ from evenstep.core.load.per_epoch import PerEpoch
 from evenstep.core.load.static import Static
 from evenstep.core.load.time_models import TimeModelsPolicy
 from evenstep.schemes.given_sizes import ByKey, Sizes
-from evenstep.schemes.recipe import recipe, sizes_of
+from evenstep.schemes.recipe import parse_scheme, recipe, sizes_of
 from evenstep.schemes.scheme import Clip, NonfiniteSum, OptimizerName, Scheme, Served, ServerCount, one_of
 
 MicroBatch: TypeAlias = Annotated[
@@ -180,6 +183,18 @@ def static(
     When to use it: the right sizes are known. When not: speeds change or are not known.
     """
     return Scheme(load=ByKey(sizes=tuple(sizes.items())) if isinstance(sizes, Mapping) else Static(sizes=tuple(sizes)))
+
+
+def in_micro_batches(scheme: Scheme, size: int) -> Scheme:
+    """The scheme with micro-batches of this size, as its parameter `micro_batch` makes them.
+
+    >>> in_micro_batches(lb_bsp(predictor="last"), 2).name
+    'lb-bsp:predictor=last,micro_batch=2'
+    """
+    name, load = scheme.name, replace(scheme.load, multiple=lcm(scheme.load.multiple, size))
+    with suppress(ConfigError):  # Sizes that are given, and other recipes, have no such parameter.
+        name = parse_scheme(f"{name}{',' if ':' in name else ':'}micro_batch={size}", imports=False).name
+    return replace(scheme, name=name, load=load, micro_batch=size)
 
 
 def _step_of_sizes(multiple: int, micro_batch: int | None) -> int:

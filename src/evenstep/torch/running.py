@@ -196,7 +196,12 @@ class Running:
         if scheme.period is not None:
             return LocalEngine(*common, scheme=scheme, models=models, optimizers=request.optimizers)
         engine = CollectiveEngine(
-            *common, scheme=scheme, weights=request.weights, models=models, optimizers=request.optimizers
+            *common,
+            scheme=scheme,
+            weights=request.weights,
+            models=models,
+            optimizers=request.optimizers,
+            accumulation=request.accumulation,
         )
         self._hooks.append(ScriptCollectives(engine))
         return engine
