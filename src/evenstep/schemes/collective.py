@@ -110,6 +110,8 @@ def lb_bsp(
     load: Experts | LoadOf
     if tuner == "experts":
         load = Experts(predictor=predictor, change_cost=change_cost, minimum=minimum, maximum=maximum, multiple=step)
+        if micro_batch is not None:
+            load = replace(load, warmup=0)  # The first of several micro-batches is the warm-up.
     else:
         make = PairwisePolicy if tuner == "pairwise" else TimeModelsPolicy
         load = LoadOf(make=make, minimum=minimum, maximum=maximum, multiple=step)
@@ -191,10 +193,12 @@ def in_micro_batches(scheme: Scheme, size: int) -> Scheme:
     >>> in_micro_batches(lb_bsp(predictor="last"), 2).name
     'lb-bsp:predictor=last,micro_batch=2'
     """
-    name, load = scheme.name, replace(scheme.load, multiple=lcm(scheme.load.multiple, size))
+    name = scheme.name
     with suppress(ConfigError):  # Sizes that are given, and other recipes, have no such parameter.
-        name = parse_scheme(f"{name}{',' if ':' in name else ':'}micro_batch={size}", imports=False).name
-    return replace(scheme, name=name, load=load, micro_batch=size)
+        if scheme.load.multiple == 1 and parse_scheme(name, imports=False) == scheme:
+            return parse_scheme(f"{name}{',' if ':' in name else ':'}micro_batch={size}", imports=False)
+    load = replace(scheme.load, multiple=lcm(scheme.load.multiple, size))
+    return replace(scheme, load=load, micro_batch=size)
 
 
 def _step_of_sizes(multiple: int, micro_batch: int | None) -> int:

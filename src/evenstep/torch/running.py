@@ -127,7 +127,7 @@ class Running:
                 assert isinstance(engine, ServedEngine)
                 wrapped.bind(engine)
             elif isinstance(wrapped, WindowedOptimizer):
-                wrapped.bind(lambda: engine.tracker.iteration)
+                wrapped.bind(lambda: engine.tracker.iteration, engine.window, self._request.schedulers)
                 self._windowed = (*self._windowed, wrapped)
         if self._windowed:
             for scheduler in self._request.schedulers:

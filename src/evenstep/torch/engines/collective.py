@@ -128,6 +128,7 @@ class CollectiveEngine(Engine):
         assert batch.weight is not None
         if self.accumulates:
             self._window = [batch] if batch.piece.first else [*self._window, batch]
+            self.window.begins(batch.piece)
         if batch.piece.first:
             self._divisor = 1.0
         elif self._window[0].units is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from evenstep.core.errors import ConfigError, EvenstepError
-from evenstep.core.samples import EpochCosts, Ledger, MicroBatch, Share, Shares
+from evenstep.core.samples import EpochCosts, Ledger, MicroBatch, Share, Shares, Window
 from evenstep.torch.engines.traces import Inputs, tensors_of
 from evenstep.torch.processes.liveness import Liveness, explained
 from evenstep.torch.processes.workers import Workers
@@ -53,6 +53,8 @@ class Engine(ABC):
         self._all_done = False
         self.accumulates = False
         """Whether an iteration may consist of several micro-batches."""
+        self.window = Window()
+        """Where in them the optimizer steps."""
         self._one_at_a_time = ""
         """The feature of the scheme that rules out two loops at the same time, if any."""
         self._origins: list[Origin] = []
