@@ -239,9 +239,10 @@ class RunRequest:
                 f"accumulation needs a scheme that sums gradients once a step, and {scheme.name!r} does not, or has a"
                 " micro_batch of its own: use lb-bsp, dbs, bsp or batch_sizes, or leave out accumulation"
             )
-        sampling = None if self.loader is None else Sampling.of(self.loader)
-        if sampling is None:
+        loader: object = self.loader
+        if not isinstance(loader, DataLoader):  # Not given yet, or refused later.
             return scheme
+        sampling = Sampling.of(loader)
         if sampling.whole or sampling.batch_size is None:
             raise ConfigError(
                 "accumulation counts batches of one worker, and this loader's are for all of them: give it a batch_size"
