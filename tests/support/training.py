@@ -1,5 +1,6 @@
 """What the worker processes of the runtime's tests run; each function returns plain values."""
 
+import contextlib
 import copy
 import os
 import pickle
@@ -632,11 +633,12 @@ def train_in_micro_batches(run, habit):
     model, optimizer, loader = evenstep.prepare(
         model, optimizer, loader, scheme=run.chosen_scheme(), seed=run.seed, **run.options
     )
-    largest, batches = 0, 0
+    largest, batches, first = 0, 0, {}
     for _ in range(run.epochs):
         for inputs, targets in loader:
             batches += 1
             largest = max(largest, len(inputs))
+            first.setdefault(tuple(loader.batch_sizes), loader.current.iteration)
             if habit == "zero first":
                 step(model, optimizer, inputs, targets)
             elif habit == "zero last":
@@ -661,6 +663,7 @@ def train_in_micro_batches(run, habit):
         "iterations": loader.iteration,
         "batches": batches,
         "largest": largest,
+        "moved": min([number for number in first.values() if number], default=None),
         "rate": optimizer.param_groups[0]["lr"],
     }
 
@@ -693,8 +696,6 @@ def misuse_micro_batches(run, misuse):
     if misuse == "a scheduler built afterwards":
         torch.optim.lr_scheduler.StepLR(optimizer, step_size=5)
     for inputs, targets in loader:
-        if misuse == "weigh_by":
-            loader.weigh_by(len(inputs))
         loss = torch.nn.functional.mse_loss(model(inputs), targets)
         loss.backward()
         if misuse == "two backwards":
@@ -816,3 +817,63 @@ def look_at_sizes_after_resuming(run, stop_after):
         step(model, optimizer, inputs, targets)
         assert loader.current.sizes.tolist() == sizes or loader.current.ends_epoch
     return {"sizes": sizes}
+
+
+def accumulate(run, habit, accumulation):
+    """A script that accumulates batches of the loader's own size and divides its loss by their number."""
+    model = model_of(run)
+    optimizer = optimizer_of(run, model)
+    loader = DataLoader(TensorDataset(*data(run)), batch_size=run.batch_size, shuffle=True)
+    model, optimizer, loader = evenstep.prepare(
+        model,
+        optimizer,
+        loader,
+        scheme=run.chosen_scheme(),
+        seed=run.seed,
+        accumulation=accumulation,
+        **run.options,
+    )
+    batches, done = [], 0
+    for _ in range(run.epochs):
+        for inputs, targets in loader:
+            batches.append((loader.current.iteration, len(inputs)))
+            done += 1
+            if habit in ("steps in every pass", "tokens"):
+                optimizer.zero_grad()
+            counted = habit == "counts by itself" and done % accumulation
+            with model.no_sync() if counted or habit == "no_sync everywhere" else contextlib.nullcontext():
+                error = (model(inputs) - targets) ** 2
+                units = units_of(inputs) if habit.startswith("tokens") else torch.ones_like(error)
+                if habit.startswith("tokens") and not (habit == "tokens of a few" and done % 2):
+                    loader.weigh_by(units.sum())
+                ((units * error).sum() / units.sum() / accumulation).backward()
+            if habit in ("steps in every pass", "tokens"):
+                optimizer.step()
+            elif habit == "counts by itself" and not counted:
+                optimizer.step()
+                optimizer.zero_grad()
+            elif habit != "counts by itself" and loader.synchronises:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1e6)
+                optimizer.step()
+                optimizer.zero_grad()
+    return {"weights": weights(model), "batches": batches, "sizes": loader.batch_sizes}
+
+
+def scale_in_windows(run, accumulation):
+    """`accumulate` under a GradScaler that is used where the loader synchronises."""
+    model = model_of(run)
+    optimizer = optimizer_of(run, model)
+    loader = DataLoader(TensorDataset(*data(run)), batch_size=run.batch_size, shuffle=True)
+    model, optimizer, loader = evenstep.prepare(
+        model, optimizer, loader, scheme=run.chosen_scheme(), seed=run.seed, accumulation=accumulation
+    )
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    for _ in range(run.epochs):
+        for inputs, targets in loader:
+            scaler.scale(torch.nn.functional.mse_loss(model(inputs), targets) / accumulation).backward()
+            if loader.synchronises:
+                scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+    return {"weights": weights(model)}

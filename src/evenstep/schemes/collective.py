@@ -4,6 +4,9 @@
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from math import lcm
 from typing import Annotated, Literal, TypeAlias
 
 from evenstep.core.errors import ConfigError
@@ -15,7 +18,7 @@ from evenstep.core.load.per_epoch import PerEpoch
 from evenstep.core.load.static import Static
 from evenstep.core.load.time_models import TimeModelsPolicy
 from evenstep.schemes.given_sizes import ByKey, Sizes
-from evenstep.schemes.recipe import recipe, sizes_of
+from evenstep.schemes.recipe import parse_scheme, recipe, sizes_of
 from evenstep.schemes.scheme import Clip, NonfiniteSum, OptimizerName, Scheme, Served, ServerCount, one_of
 
 MicroBatch: TypeAlias = Annotated[
@@ -107,6 +110,8 @@ def lb_bsp(
     load: Experts | LoadOf
     if tuner == "experts":
         load = Experts(predictor=predictor, change_cost=change_cost, minimum=minimum, maximum=maximum, multiple=step)
+        if micro_batch is not None:
+            load = replace(load, warmup=0)  # The first of several micro-batches is the warm-up.
     else:
         make = PairwisePolicy if tuner == "pairwise" else TimeModelsPolicy
         load = LoadOf(make=make, minimum=minimum, maximum=maximum, multiple=step)
@@ -180,6 +185,20 @@ def static(
     When to use it: the right sizes are known. When not: speeds change or are not known.
     """
     return Scheme(load=ByKey(sizes=tuple(sizes.items())) if isinstance(sizes, Mapping) else Static(sizes=tuple(sizes)))
+
+
+def in_micro_batches(scheme: Scheme, size: int) -> Scheme:
+    """The scheme with micro-batches of this size, as its parameter `micro_batch` makes them.
+
+    >>> in_micro_batches(lb_bsp(predictor="last"), 2).name
+    'lb-bsp:predictor=last,micro_batch=2'
+    """
+    name = scheme.name
+    with suppress(ConfigError):  # Sizes that are given, and other recipes, have no such parameter.
+        if scheme.load.multiple == 1 and parse_scheme(name, imports=False) == scheme:
+            return parse_scheme(f"{name}{',' if ':' in name else ':'}micro_batch={size}", imports=False)
+    load = replace(scheme.load, multiple=lcm(scheme.load.multiple, size))
+    return replace(scheme, load=load, micro_batch=size)
 
 
 def _step_of_sizes(multiple: int, micro_batch: int | None) -> int:

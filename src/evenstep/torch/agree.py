@@ -75,7 +75,7 @@ def agree(request: RunRequest, workers: Workers, activity: Activity) -> tuple[Ag
         lambda: _check(request, workers, loader),
         exchange,
         size=lambda scheme: request.whole_batch_size(scheme, loader().order.sampling, workers.count),
-        usual=DEFAULT_MINIMUM,
+        usual=DEFAULT_MINIMUM if request.accumulation == 1 else 1,  # Batches have the script's own size.
     )
     require_common(request.loader, agreed.workers, exchange, workers.rank)
     return agreed, _terms(request, loader(), agreed.scheme, agreed.problem.global_batch_size, agreed.workers)
@@ -133,6 +133,7 @@ def _own_loader(request: RunRequest, workers: Workers, scheme: Scheme) -> _OwnLo
         "seed": order.seed,
         "drop_last": sampling.drop_last,
         "partition": request.partition,
+        "accumulation": request.accumulation,
         "samples": checksum_of(loader) if compared else 0,
         "cost": None if costs is None else costs.checksum,
         "depth": loader.num_workers * (loader.prefetch_factor or 0),

@@ -63,7 +63,6 @@ class PreparedModel(DistributedDataParallel):
     _index = 0
     _accumulating: Callable[[], bool] = staticmethod(lambda: False)
     _batch: HandedOut | None = None
-    _waits = False
     _leave: Sequence[Callable[[], object]] = ()
     _released = False
 
@@ -112,11 +111,11 @@ class PreparedModel(DistributedDataParallel):
 
     def follow(self, replica: DistributedDataParallel) -> None:
         """Follow the script's own DistributedDataParallel, which the script calls and which is not changed."""
-        replica.__dict__[_IGNORED] = _RefusesWrapping()
+        replica.__dict__.update({_IGNORED: _RefusesWrapping(), "zero_grad": self.zero_grad})
         self._leave = (
             replica.register_forward_pre_hook(self._before_forward, with_kwargs=True).remove,
             replica.register_forward_hook(self._after_forward).remove,
-            lambda: replica.__dict__.pop(_IGNORED, None),
+            lambda: [replica.__dict__.pop(each, None) for each in (_IGNORED, "zero_grad")],
         )
 
     def release(self) -> None:
@@ -145,8 +144,7 @@ class PreparedModel(DistributedDataParallel):
         self._before_forward(self, args, kwargs)
         batch = self._batch
         try:
-            with self.no_sync() if self._waits else nullcontext():
-                outputs = (self._replica or self.module)(*args, **kwargs)
+            outputs = (self._replica or self.module)(*args, **kwargs)
         except RuntimeError as error:
             # DistributedDataParallel communicates here, too: it reorders its buckets, and may broadcast buffers.
             if self._replica is None or not of_communication(error):
@@ -167,18 +165,21 @@ class PreparedModel(DistributedDataParallel):
 
     @_uncompiled
     def _before_forward(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Begin a forward pass: note its batch, and whether its backward waits for further micro-batches."""
-        engine, batch, waits = self._engine, None, False
+        """Begin a forward pass: note its batch, and whether its backward sums gradients or waits for micro-batches."""
+        engine, batch = self._engine, None
         if engine is None:
             self.strayed |= torch.is_grad_enabled()
         elif torch.is_grad_enabled():
             batch = engine.forward_begins(self._index, (args, kwargs) if kwargs else args)
             if self._compiled and batch is not None:
                 _mark_dynamic((args, kwargs), length=len(batch.piece.positions))
-            waits = engine.accumulates and not engine.synchronises
-            reduces = not waits and (self._replica is None or self._replica.require_backward_grad_sync)
+            reduces = self._replica is None or self._replica.require_backward_grad_sync
+            if engine.accumulates:
+                reduces = engine.synchronises  # Whatever the script's no_sync says.
+                if self._replica is not None:
+                    self._replica.require_backward_grad_sync = reduces
             engine.reduction_begins(self._index, synchronises=reduces)
-        self.__dict__.update(_batch=batch, _waits=waits)  # Setting an attribute of a Module is slow.
+        self.__dict__["_batch"] = batch  # Setting an attribute of a Module is slow.
 
     @_uncompiled
     def _after_forward(self, _: torch.nn.Module, __: tuple[Any, ...], outputs: Any) -> None:
@@ -256,9 +257,7 @@ class PreparedModel(DistributedDataParallel):
         )
 
 
-_OF_RUN: Final = frozenset(
-    {"_replica", "_engine", "_index", "_accumulating", "_batch", "_waits", "_leave", "_released"}
-)
+_OF_RUN: Final = frozenset({"_replica", "_engine", "_index", "_accumulating", "_batch", "_leave", "_released"})
 
 
 @final

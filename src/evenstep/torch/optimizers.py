@@ -7,6 +7,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from evenstep.core.errors import ConfigError
+from evenstep.core.samples import Window
 from evenstep.worker.iteration import Iteration
 
 if TYPE_CHECKING:
@@ -55,17 +56,22 @@ class WindowedOptimizer(_WrappedOptimizer):
     ordinary loop accumulates gradients.
     """
 
-    _OWN = frozenset({"_iteration", "_swallowed", "_stepped"})
-    # A GradScaler then hands over its factor instead of unscaling the gradients in every micro-batch.
-    _step_supports_amp_scaling = True
+    _OWN = frozenset({"_iteration", "_window", "_schedulers"})
 
     _iteration: Callable[[], Iteration | None] = staticmethod(lambda: None)
-    _swallowed: int | None = None
-    _stepped: int | None = None
+    _window: Window
+    _schedulers: Sequence[LRScheduler]
 
-    def bind(self, iteration: Callable[[], Iteration | None]) -> None:
+    def bind(
+        self, iteration: Callable[[], Iteration | None], window: Window, schedulers: Sequence[LRScheduler]
+    ) -> None:
         """Wait for the last micro-batch of an iteration from now on."""
-        self._iteration = iteration
+        self._iteration, self._window, self._schedulers = iteration, window, schedulers
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        # Between steps a GradScaler then hands over its factor, which is refused, instead of unscaling the gradients.
+        return (now := self._iteration()) is not None and not now.piece.last
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "step":
@@ -74,7 +80,10 @@ class WindowedOptimizer(_WrappedOptimizer):
                 " on your own optimizer before, and give it as prepare(..., schedulers=scheduler)"
             )
         if name == "grad_scale":
-            raise ConfigError("a GradScaler does not go with micro_batch: use bfloat16, or leave out micro_batch")
+            raise ConfigError(
+                "a GradScaler would change its scale with each batch that accumulates: call its step, unscale_ and"
+                " update under `if loader.synchronises:`"
+            )
         super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -89,11 +98,10 @@ class WindowedOptimizer(_WrappedOptimizer):
         """Run the closure, if there is one, and step if the last micro-batch is the current one."""
         loss = _closed(closure)
         now = self._iteration()
-        if now is not None and not now.piece.last:
-            self._swallowed = now.number
-            return loss
-        self._stepped = None if now is None else now.number
-        self._optimizer.step()
+        if now is None or self._window.steps(now.piece):
+            self._optimizer.step()
+        else:
+            require_scheduler_given(self._optimizer, self._schedulers)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -105,9 +113,7 @@ class WindowedOptimizer(_WrappedOptimizer):
     def accumulating(self) -> bool:
         """True if gradients wait for more micro-batches and a step."""
         now = self._iteration()
-        if now is None or now.number == self._stepped:
-            return False
-        return not now.piece.first or now.number == self._swallowed
+        return now is not None and self._window.accumulating(now.piece)
 
 
 @final
@@ -194,18 +200,16 @@ def window_scheduler(scheduler: LRScheduler, closes: Callable[[], bool]) -> None
     scheduler.state_dict = state_without_these  # type: ignore[method-assign]
 
 
-def require_schedulers_given(optimizers: Sequence[torch.optim.Optimizer], schedulers: Sequence[LRScheduler]) -> None:
-    """Check that each optimizer's scheduler, if it has one, is among `schedulers`.
+def require_scheduler_given(optimizer: torch.optim.Optimizer, schedulers: Sequence[LRScheduler]) -> None:
+    """Check that the optimizer's scheduler, if it has one, is among `schedulers`; only if steps do nothing in between.
 
     Raises:
-        ConfigError: One is missing. It would count micro-batches, whose number differs from worker to worker.
+        ConfigError: It is missing. It would count micro-batches, whose number differs from worker to worker.
     """
-    given = [getattr(scheduler, "optimizer", None) for scheduler in schedulers]
-    for optimizer in optimizers:
-        # torch marks the step of an optimizer that has a scheduler.
-        watched = getattr(optimizer.step, "_wrapped_by_lr_sched", False)
-        if watched and not any(each is optimizer for each in given):
-            raise ConfigError(
-                "the optimizer has a learning-rate scheduler, which would count micro-batches: give it too, as"
-                " prepare(..., schedulers=scheduler)"
-            )
+    # torch marks the step of an optimizer that has a scheduler.
+    watched = getattr(optimizer.step, "_wrapped_by_lr_sched", False)
+    if watched and not any(getattr(each, "optimizer", None) is optimizer for each in schedulers):
+        raise ConfigError(
+            "the optimizer has a learning-rate scheduler, which would count micro-batches: give it too, as"
+            " prepare(..., schedulers=scheduler)"
+        )

@@ -38,6 +38,7 @@ def prepare(
     empty: Literal["copy", "shrink"] = "copy",
     partition: Literal["common", "private"] | None = None,
     weights: Weights = "samples",
+    accumulation: int = 1,
     cost: Cost | None = None,
 ) -> tuple[Any, Optimizer, PreparedLoader]:
     """Prepare an ordinary training loop to run under a scheme. All workers call this together, once.
@@ -64,8 +65,8 @@ def prepare(
         run_dir: Folder to which each worker writes its events, as JSON lines.
         comm_hook: `(state, hook)`, an averaging DDP communication hook, such as one that compresses gradients.
         emulate: A cluster, or the path of its TOML file, whose devices and disturbances are emulated.
-        schedulers: The learning-rate schedulers of the optimizer. Only needed if the scheme has micro-batches: their
-            `step` then does nothing before the last micro-batch of an iteration.
+        schedulers: The learning-rate schedulers of the optimizer. Only needed with `accumulation` or micro-batches:
+            their `step` then does nothing before the last batch of an iteration.
         process_group: The process group whose members are the workers; not with parameter servers. The default is all
             processes.
         empty: What a worker gets if the last slice of an epoch has too few samples for all. `copy`: a copy of another
@@ -78,6 +79,10 @@ def prepare(
         weights: How workers' gradients are weighed. `samples`: by their samples, or as the scheme says. `script`: all
             equally, for a loss that the script itself has normalised over all workers, as it must under
             DistributedDataParallel. Or a function from a `Share` to this worker's weight; weights should sum to 1.
+        accumulation: How many of the loader's batches the script accumulates for a step, if it divides its loss by this
+            number, as scripts do. Each worker then computes as many batches for a step as its speed allows, on average
+            this many, and the gradient is that of the mean over them all. Step where `loader.synchronises`; elsewhere
+            a step does nothing.
         cost: The cost of each sample, in any unit (tokens, pixels, seconds), if samples differ: an array with one
             number above 0 per dataset index, a function of an index, called once for each at the start, or the name of
             a field of the samples. Or `evenstep.Padded(lengths)`, if batches are padded to their longest sample.
@@ -86,8 +91,8 @@ def prepare(
 
     Returns:
         The model as a `PreparedModel`, which has yours in `.module` (for a tuple, a tuple of them), or your own
-        DistributedDataParallel itself where every gradient is summed; your optimizer, in a wrapper if the scheme has
-        micro-batches or parameter servers; and the loader, which hands out this worker's batches.
+        DistributedDataParallel itself where gradients are summed; your optimizer, in a wrapper if batches accumulate or
+        the scheme has parameter servers; and the loader, which hands out this worker's batches.
 
     Raises:
         ConfigError: A request cannot work. Raised on every worker, even if it is wrong on only one.
@@ -106,6 +111,7 @@ def prepare(
         empty=empty,
         partition=partition,
         weights=weights,
+        accumulation=accumulation,
     )
     several, multiple = isinstance(model, tuple), isinstance(optimizer, tuple)
     models = tuple(session.model(each, comm_hook=comm_hook) for each in _each(model))

@@ -11,7 +11,6 @@ from evenstep.torch.data.loader import PreparedLoader
 from evenstep.torch.data.order import EpochOrder
 from evenstep.torch.data.sampling import Positions, Sampling
 from evenstep.torch.model import PreparedModel, device_of, is_sharded, was_prepared
-from evenstep.torch.optimizers import require_schedulers_given
 from evenstep.torch.processes.workers import Workers
 from evenstep.torch.request import RunRequest
 
@@ -31,7 +30,6 @@ def require_trainable(request: RunRequest, workers: Workers, scheme: Scheme) -> 
     require_loader(request.loader)
     _require_optimizers(request, workers)
     if scheme.micro_batch is not None:
-        require_schedulers_given(request.optimizers, request.schedulers)
         _require_one_pass_a_batch(request)
     if scheme.served is not None:
         _require_servable(scheme, request)
@@ -193,8 +191,8 @@ def _require_goes_with_shards(scheme: Scheme, request: RunRequest) -> None:
         )
     if scheme.micro_batch is not None:
         raise ConfigError(
-            "a model in fully_shard needs as many forward passes on every worker, and micro_batch gives each its own"
-            " number: leave out micro_batch"
+            "a model in fully_shard needs as many forward passes on every worker, and accumulation or micro_batch gives"
+            " each its own number: leave them out"
         )
     if request.comm_hook is not None:
         raise ConfigError("FSDP has no communication hook like DDP's: leave out comm_hook, or fully_shard")
@@ -203,11 +201,15 @@ def _require_goes_with_shards(scheme: Scheme, request: RunRequest) -> None:
 def _require_one_pass_a_batch(request: RunRequest) -> None:
     """Refuse models whose passes involve other workers: with micro-batches, workers' numbers of passes differ."""
     if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in request.optimizers):
-        raise ConfigError("LBFGS calls its closure several times a step, and micro_batch once: leave out one of them")
+        raise ConfigError(
+            "LBFGS calls its closure several times a step, and accumulation or micro_batch once: leave out one of them"
+        )
     if len(request.models) > 1 or len(request.optimizers) > 1:
-        raise ConfigError("micro_batch goes with one model and one optimizer: leave it out, or train them one by one")
+        raise ConfigError(
+            "accumulation and micro_batch go with one model and one optimizer: leave them out, or train one by one"
+        )
     if any(isinstance(module, torch.nn.SyncBatchNorm) for module in request.models[0].modules()):
         raise ConfigError(
-            "SyncBatchNorm needs as many forward passes on every worker, and micro_batch gives each its own number: use"
-            " GroupNorm, or leave out micro_batch"
+            "SyncBatchNorm needs as many forward passes on every worker, and accumulation or micro_batch gives each its"
+            " own number: use GroupNorm, or leave them out"
         )

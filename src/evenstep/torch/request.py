@@ -18,7 +18,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.values import UNLIMITED
 from evenstep.launch.launch_settings import A_TIMEOUT, LaunchSettings, read_timeout
 from evenstep.launch.survey import Survey
-from evenstep.schemes import Scheme, parse_scheme, static
+from evenstep.schemes import Scheme, in_micro_batches, parse_scheme, static
 from evenstep.schemes.given_sizes import Sizes, read_sizes
 from evenstep.torch.data.sampling import Sampling
 from evenstep.torch.engines.collective import CommHook
@@ -33,6 +33,7 @@ from evenstep.worker.arguments import (
     read_kind,
     read_path,
     read_whole,
+    whole,
 )
 
 AUTO: Final = "auto"
@@ -113,6 +114,7 @@ class SessionOptions(TypedDict, total=False):
     empty: Literal["copy", "shrink"]
     partition: Literal["common", "private"] | None
     weights: Weights
+    accumulation: int
 
 
 @final
@@ -160,6 +162,7 @@ class RunRequest:
     weights: Annotated[Weights, Argument("'samples', 'script', or a function from a share to its weight", _weights)] = (
         "samples"
     )
+    accumulation: Annotated[int, whole(1, UNLIMITED)] = 1
     loader: DataLoader[Any] = None  # type: ignore[assignment]  # Before the session starts.
     cost: object = None
     launched: LaunchSettings
@@ -222,11 +225,32 @@ class RunRequest:
         return None if given is None else Path(given)
 
     def asked_scheme(self) -> Scheme:
-        """The requested scheme.
+        """The requested scheme; if batches accumulate and the loader is known, with its batches as micro-batches.
 
         Raises:
-            ConfigError: It cannot be parsed, or comes with batch sizes, or a `process_group` with servers.
+            ConfigError: It cannot be parsed, or comes with batch sizes, or a `process_group` with servers, or batches
+                cannot accumulate in it.
         """
+        scheme = self._plain_scheme()
+        if self.accumulation == 1:
+            return scheme
+        if not scheme.sums_every_gradient:
+            raise ConfigError(
+                f"accumulation needs a scheme that sums gradients once a step, and {scheme.name!r} does not, or has a"
+                " micro_batch of its own: use lb-bsp, dbs, bsp or batch_sizes, or leave out accumulation"
+            )
+        loader: object = self.loader
+        if not isinstance(loader, DataLoader):  # Not given yet, or refused later.
+            return scheme
+        sampling = Sampling.of(loader)
+        if sampling.whole or sampling.batch_size is None:
+            raise ConfigError(
+                "accumulation counts batches of one worker, and this loader's are for all of them: give it a batch_size"
+                " and a sampler instead of a batch_sampler, or leave out accumulation"
+            )
+        return in_micro_batches(scheme, sampling.batch_size)
+
+    def _plain_scheme(self) -> Scheme:
         if self.batch_sizes is not None:
             if self.scheme is not None:
                 name = parse_scheme(self.scheme).name
@@ -249,6 +273,7 @@ class RunRequest:
             ConfigError: It is not known, or two are given.
         """
         given, size = scheme.load.given_sizes, sampling.global_batch_size(workers)
+        size = size and size * self.accumulation
         of_shares = size if sampling.whole and not sampling.lists else None
         if self.global_batch_size is not None:
             if of_shares not in (None, self.global_batch_size):

@@ -127,7 +127,7 @@ class Running:
                 assert isinstance(engine, ServedEngine)
                 wrapped.bind(engine)
             elif isinstance(wrapped, WindowedOptimizer):
-                wrapped.bind(lambda: engine.tracker.iteration)
+                wrapped.bind(lambda: engine.tracker.iteration, engine.window, self._request.schedulers)
                 self._windowed = (*self._windowed, wrapped)
         if self._windowed:
             for scheduler in self._request.schedulers:
@@ -196,7 +196,12 @@ class Running:
         if scheme.period is not None:
             return LocalEngine(*common, scheme=scheme, models=models, optimizers=request.optimizers)
         engine = CollectiveEngine(
-            *common, scheme=scheme, weights=request.weights, models=models, optimizers=request.optimizers
+            *common,
+            scheme=scheme,
+            weights=request.weights,
+            models=models,
+            optimizers=request.optimizers,
+            accumulation=request.accumulation,
         )
         self._hooks.append(ScriptCollectives(engine))
         return engine

@@ -349,7 +349,8 @@ class Session:
         scheme = self.scheme
         if scheme is not None and scheme.served is not None:
             return ServedOptimizer(optimizer)
-        return optimizer if scheme is None or scheme.micro_batch is None else WindowedOptimizer(optimizer)
+        windowed = self._request.accumulation > 1 or (scheme is not None and scheme.micro_batch is not None)
+        return WindowedOptimizer(optimizer) if windowed else optimizer
 
     @property
     def _sums_every_gradient(self) -> bool:

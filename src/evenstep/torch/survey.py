@@ -53,7 +53,9 @@ def to_be_surveyed(request: RunRequest) -> RunRequest:
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,
     )
-    return replace(request, loader=plain, scheme="bsp", batch_sizes=None, global_batch_size=None, run_dir=None)
+    return replace(
+        request, loader=plain, scheme="bsp", batch_sizes=None, global_batch_size=None, run_dir=None, accumulation=1
+    )
 
 
 def probe_of(request: RunRequest, hold: Hold | None, workers_here: int) -> MemoryProbe:

@@ -12,6 +12,7 @@ from evenstep.core.samples.micro_batches import micro_batches
 from evenstep.core.samples.per_sample import PerSample
 from evenstep.core.samples.private import PrivateParts
 from evenstep.core.samples.share import WEIGHTINGS, Request, Share, Shares, by_samples, ends_period
+from evenstep.core.samples.window import Window
 
 __all__ = [
     "WEIGHTINGS",
@@ -28,6 +29,7 @@ __all__ = [
     "SampleTimes",
     "Share",
     "Shares",
+    "Window",
     "by_samples",
     "ends_period",
     "micro_batches",

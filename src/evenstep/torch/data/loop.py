@@ -174,6 +174,7 @@ class BatchLoop(ABC):
     @property
     def synchronises(self) -> bool:
         """True if the optimizer steps on the current batch; of several micro-batches, only on the last."""
+        self.engine.window.asked = True
         return self.engine.synchronises
 
     def __len__(self) -> int:

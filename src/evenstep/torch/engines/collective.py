@@ -54,6 +54,7 @@ class CollectiveEngine(Engine):
         weights: Weights,
         models: Sequence[torch.nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
+        accumulation: int = 1,
     ) -> None:
         super().__init__(workers, tracker, liveness)
         self._models = [SummedModel(model, workers) for model in models]
@@ -62,11 +63,12 @@ class CollectiveEngine(Engine):
         self._on_host = workers.on_host and devices <= {"cpu"}
         # Weak references: the optimizers' hooks refer to this engine and so to the data workers.
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
-        self._weight_of = weight_function(weights, scheme, workers.count)
+        self._weight_of = weight_function(weights, scheme, workers.count, accumulation)
+        self._accumulation = accumulation
         self._sums_to_one = weights == "samples"
         self._blocking = scheme.exchange == "blocking"
         self.accumulates = scheme.micro_batch is not None
-        self._one_at_a_time = "micro_batch" if self.accumulates else ""
+        self._one_at_a_time = "accumulation or micro_batch" if self.accumulates else ""
         self._alone = self.accumulates and workers.count == 1
         self._exchange = ReportExchange(workers, tracker.meter)
         self._failure: Exception | None = None
@@ -75,6 +77,10 @@ class CollectiveEngine(Engine):
         self._units: UnitCount | None = None
         """The count from `weigh_by`, until the weight is set."""
         self._weighed = False
+        self._window: list[HandedOut] = []
+        """The micro-batches of the current iteration that have begun."""
+        self._divisor = 1.0
+        """The units of all workers in the current iteration, if its micro-batches are weighed by units."""
         self._report_due = False
         self._unsummed_steps = 0
         """The optimizers' steps since gradients were last summed."""
@@ -120,26 +126,63 @@ class CollectiveEngine(Engine):
         if self._scale is not None:
             self._scale.begins(batch)
         assert batch.weight is not None
+        if self.accumulates:
+            self._window = [batch] if batch.piece.first else [*self._window, batch]
+            self.window.begins(batch.piece)
+        if batch.piece.first:
+            self._divisor = 1.0
+        elif self._window[0].units is not None:
+            return  # `weigh` follows, and weights between would only change the gradients twice.
+        self._set(batch, batch.weight)
+
+    def _set(self, batch: HandedOut, weight: float) -> None:
         for model in self._models:
-            model.set(batch.weight)
+            if self.accumulates and batch.piece.first:
+                model.set_first(weight)
+            else:
+                model.set(weight)
 
     def close(self) -> None:
         for model in self._models:
             model.close()
         super().close()
 
-    def units_of_all(self, units: float) -> UnitCount:
-        if self.accumulates:
-            raise ConfigError(
-                "weigh_by does not go with micro_batch, whose number differs from worker to worker: leave out one of"
-                " them"
-            )
-        return UnitCount(units, self.workers.host_group)
+    def units_of_all(self, units: float) -> UnitCount | float:
+        return units if self.accumulates else UnitCount(units, self.workers.host_group)
 
     def weigh(self, batch: HandedOut) -> None:
+        if self.accumulates:
+            self._weigh_in_window(batch)
+            return
         self._units, self._weighed, self._scale = batch.units, True, None
         if any(model.accumulating for model in self._models):
             self._settle_weight()  # Before this gradient is added to others with another weight.
+
+    def _weigh_in_window(self, batch: HandedOut) -> None:
+        """Weigh a micro-batch by its own units; all are divided by those of the whole iteration, known at its end."""
+        self._weighed = True
+        self._set(batch, self._accumulation * batch.units)
+        if not batch.piece.last:
+            return
+        self._require_all_weighed()
+        self._units = UnitCount(sum(each.units for each in self._window), self.workers.host_group)
+        if self._alone:
+            self._set(batch, self._accumulation * batch.units / self._divide())
+
+    def _require_all_weighed(self) -> None:
+        if len({each.units is None for each in self._window}) > 1:
+            raise ConfigError(
+                "weigh_by was called for some batches of a step and not for others: call it for each batch"
+            )
+
+    def _divide(self) -> float:
+        """Divide what a single worker has accumulated by the units of the iteration, and return these."""
+        assert self._units is not None
+        total, self._units = self._units.total(), None
+        for model in self._models:
+            model.divide(total / self._divisor)
+        self._divisor = total
+        return total
 
     # The model's side.
 
@@ -167,7 +210,9 @@ class CollectiveEngine(Engine):
 
     def _backward_begins(self, model: int, batch: HandedOut, gradient: torch.Tensor | None) -> None:
         super()._backward_begins(model, batch, gradient)
-        if self.workers.count > 1 and not (self._sums_to_one and batch.units is None):
+        if self.accumulates:
+            self._require_all_weighed()
+        elif self.workers.count > 1 and not (self._sums_to_one and batch.units is None):
             self._models[model].keep_sum()
         if gradient is None:
             return  # PyTorch gives none for an output that the loss does not depend on.
@@ -202,7 +247,7 @@ class CollectiveEngine(Engine):
             if last:
                 own.summed()
                 self._compute_ends()
-            own.apply(bucket, gradients, 1 if comm_hook is None else self.workers.count)
+            own.apply(bucket, gradients, (1 if comm_hook is None else self.workers.count) / self._divisor)
             if self._scale is not None and self._scale.looks:
                 self._scale.summed(gradients)
             if self._on_host and comm_hook is None:
@@ -340,7 +385,8 @@ class CollectiveEngine(Engine):
             return
         if self.accumulates and now.paused is not None:
             raise ConfigError(
-                "a second backward in an iteration does not go with micro_batch: add the losses up and run one backward"
+                "a second backward on a batch does not go with accumulation or micro_batch: add the losses up and run"
+                " one backward"
             )
         self._unsummed_steps = 0
         self.tracker.compute_ends()
@@ -371,6 +417,10 @@ class CollectiveEngine(Engine):
         if self.tracker.iteration is None:
             weight = 1 / self.workers.count  # Outside the loop: like DDP and FSDP.
         elif units is None:
+            return
+        elif self.accumulates:
+            with self.meeting(self.tracker.activity.doing(Doing.COUNTING)):
+                self._divisor = units.total()
             return
         else:
             with self.meeting(self.tracker.activity.doing(Doing.COUNTING)):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from evenstep.core.errors import ConfigError, EvenstepError
-from evenstep.core.samples import EpochCosts, Ledger, Share, Shares
+from evenstep.core.samples import EpochCosts, Ledger, MicroBatch, Share, Shares, Window
 from evenstep.torch.engines.traces import Inputs, tensors_of
 from evenstep.torch.processes.liveness import Liveness, explained
 from evenstep.torch.processes.workers import Workers
@@ -53,6 +53,8 @@ class Engine(ABC):
         self._all_done = False
         self.accumulates = False
         """Whether an iteration may consist of several micro-batches."""
+        self.window = Window()
+        """Where in them the optimizer steps."""
         self._one_at_a_time = ""
         """The feature of the scheme that rules out two loops at the same time, if any."""
         self._origins: list[Origin] = []
@@ -66,8 +68,8 @@ class Engine(ABC):
         """The optimizers that stepped since the script left a loop before its end; None inside a loop."""
         self._strayed = False
         """Whether a forward pass computed no batch of the loader."""
-        self._weight_of: Callable[[Share], float] | None = None
-        """Returns the weight of a share's gradient, if that is known at its hand-out."""
+        self._weight_of: Callable[[Share, MicroBatch], float] | None = None
+        """Returns the weight of the gradient of a part of a share, if that is known at its hand-out."""
         self._scale: LossScale | None = None
         """Finds out how the loss is scaled, where gradients are summed, until it is sure."""
         self._units_ahead: tuple[HandedOut | None, Any] | None = None
@@ -99,7 +101,7 @@ class Engine(ABC):
     def hand_out(self, batch: HandedOut) -> None:
         """Note that a batch is handed out. It begins now if the one before is finished."""
         if self._weight_of is not None:
-            batch.weight = self._weight_of(batch.share) * batch.piece.portion
+            batch.weight = self._weight_of(batch.share, batch.piece)
         self._loop_over = self._all_done = False
         self._stepped_outside = None
         if self.hand_outs.put(batch):
@@ -150,7 +152,7 @@ class Engine(ABC):
                 "weigh_by was called on a loader whose batch is not computed now: call it between the forward pass of"
                 " the loader's batch and its backward"
             )
-        units = self.units_of_all(units_of(None if due is None else due.share, count))
+        units = self.units_of_all(units_of(None if due is None else due.piece, count))
         if between:
             self._units_ahead = due, units
         elif now is not None:

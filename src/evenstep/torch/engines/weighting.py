@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples import WEIGHTINGS, Share
+from evenstep.core.samples import WEIGHTINGS, MicroBatch, Share
 from evenstep.core.shown import shown
 from evenstep.launch.c10d import GradBucket
 from evenstep.schemes import Scheme
@@ -20,12 +20,20 @@ Weights: TypeAlias = str | Callable[[Share], float]
 """`samples`: as the scheme weighs gradients. `script`: all equally, for a loss that is normalised over all workers."""
 
 
-def weight_function(weights: Weights, scheme: Scheme, workers: int) -> Callable[[Share], float]:
-    """Return the function from a share to the weight of its gradient, at least 0."""
-    if weights == "samples":
-        return WEIGHTINGS[scheme.weighting]
-    of_share = (lambda _: 1 / workers) if isinstance(weights, str) else weights
+def weight_function(
+    weights: Weights, scheme: Scheme, workers: int, accumulation: int
+) -> Callable[[Share, MicroBatch], float]:
+    """Return the function from a share and a part of it to the weight of the part's gradient, at least 0.
 
+    The script divides losses by `accumulation`, unless it normalises them over all workers itself.
+    """
+    if weights == "script":
+        return lambda share, _: 1 / workers if share.samples else 0.0
+    of_share = WEIGHTINGS[scheme.weighting] if isinstance(weights, str) else _checked(weights)
+    return lambda share, piece: of_share(share) * piece.portion * accumulation
+
+
+def _checked(of_share: Callable[[Share], float]) -> Callable[[Share], float]:
     def weight(share: Share) -> float:
         given = of_share(share) if share.samples else 0.0
         try:
@@ -133,10 +141,24 @@ class SummedModel:
         if not (self._idle and self.accumulating):
             self._weight = weight
 
+    def set_first(self, weight: float) -> None:
+        """Set the weight of the first backward of a window, whatever gradients are left of earlier ones."""
+        self._kept, self._idle, self._weight = {}, weight == 0, weight
+
+    def divide(self, total: float) -> None:
+        """Divide the gradients that have accumulated."""
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad.div_(total)
+
     def apply_by_itself(self) -> None:
         """Weigh every gradient before it is accumulated, from now on; for a single worker, without windows."""
+
+        def weighed(gradient: torch.Tensor) -> torch.Tensor:
+            return torch.zeros_like(gradient) if self._idle else gradient * self._weight
+
         for parameter in self.parameters:
-            parameter.register_hook(lambda gradient: gradient * self._weight)  # type: ignore[no-untyped-call]
+            parameter.register_hook(weighed)  # type: ignore[no-untyped-call]
 
     def apply_whole(self, gradients: torch.Tensor) -> None:
         """Weigh gradients of a single backward in place."""
@@ -215,6 +237,10 @@ class UnitCount:
         Raises:
             RuntimeError: The exchange with the other workers failed.
         """
+        return self._count / self.total()
+
+    def total(self) -> float:
+        """The units of all workers, or 1 if there are none; errors as in `weight`."""
         if self._work is not None:
             self._work.wait()
-        return self._count / (sum(map(float, self._counts)) or 1.0)
+        return sum(map(float, self._counts)) or 1.0
