@@ -145,7 +145,7 @@ class PushOutcome:
     bound: int | None = None
 
 
-def units_of(share: Share | MicroBatch | None, count: Any) -> float:
+def units_of(share: Share | None, count: Any) -> float:
     """Return the units that a script counted in this worker's batch; 0 if the worker has no samples of its own.
 
     Raises:

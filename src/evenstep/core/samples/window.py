@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples.micro_batches import MicroBatch
+from evenstep.core.samples.share import Share
 
 _COUNTS = (
     "the optimizer is stepped after a number of batches that the script counts, and workers compute different numbers"
@@ -27,7 +27,7 @@ class Window:
     _requested: int = field(init=False, default=-1)  # Index of the last micro-batch with a request, or -1.
     _stepped: bool = field(init=False, default=False)
 
-    def begins(self, piece: MicroBatch) -> None:
+    def begins(self, piece: Share) -> None:
         """Note that a micro-batch begins."""
         if piece.first:
             self._index, self._requested, self._skipped, self._stepped = 0, -1, False, False
@@ -35,7 +35,7 @@ class Window:
         self._skipped |= self._requested < self._index
         self._index += 1
 
-    def steps(self, piece: MicroBatch) -> bool:
+    def steps(self, piece: Share) -> bool:
         """True if a step that the script requests on the current micro-batch takes place.
 
         Raises:
@@ -47,6 +47,6 @@ class Window:
         self._stepped = piece.last
         return piece.last
 
-    def accumulating(self, piece: MicroBatch) -> bool:
+    def accumulating(self, piece: Share) -> bool:
         """True if gradients wait for more micro-batches and a step."""
         return not self._stepped and (not piece.first or self._requested >= 0)

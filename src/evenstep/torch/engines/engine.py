@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from evenstep.core.errors import ConfigError, EvenstepError
-from evenstep.core.samples import EpochCosts, Ledger, MicroBatch, Share, Shares, Window
+from evenstep.core.samples import EpochCosts, Ledger, Share, Shares, Window
 from evenstep.torch.engines.traces import Inputs, tensors_of
 from evenstep.torch.processes.liveness import Liveness, explained
 from evenstep.torch.processes.workers import Workers
@@ -68,7 +68,7 @@ class Engine(ABC):
         """The optimizers that stepped since the script left a loop before its end; None inside a loop."""
         self._strayed = False
         """Whether a forward pass computed no batch of the loader."""
-        self._weight_of: Callable[[Share, MicroBatch], float] | None = None
+        self._weight_of: Callable[[Share, Share], float] | None = None
         """Returns the weight of the gradient of a part of a share, if that is known at its hand-out."""
         self._scale: LossScale | None = None
         """Finds out how the loss is scaled, where gradients are summed, until it is sure."""

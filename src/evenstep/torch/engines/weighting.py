@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples import WEIGHTINGS, MicroBatch, Share
+from evenstep.core.samples import WEIGHTINGS, Share
 from evenstep.core.shown import shown
 from evenstep.launch.c10d import GradBucket
 from evenstep.schemes import Scheme
@@ -22,7 +22,7 @@ Weights: TypeAlias = str | Callable[[Share], float]
 
 def weight_function(
     weights: Weights, scheme: Scheme, workers: int, accumulation: int
-) -> Callable[[Share, MicroBatch], float]:
+) -> Callable[[Share, Share], float]:
     """Return the function from a share and a part of it to the weight of the part's gradient, at least 0.
 
     The script divides losses by `accumulation`, unless it normalises them over all workers itself.
