@@ -847,6 +847,8 @@ def accumulate(run, habit, accumulation):
                 if habit.startswith("tokens") and not (habit == "tokens of a few" and done % 2):
                     loader.weigh_by(units.sum())
                 ((units * error).sum() / units.sum() / accumulation).backward()
+            if habit == "averages in every pass":
+                loader.mean_over_workers(0.0, len(inputs))
             if habit in ("steps in every pass", "tokens"):
                 optimizer.step()
             elif habit == "counts by itself" and not counted:

@@ -87,6 +87,16 @@ def test_a_scheme_that_balances_is_not_advised_where_it_leaves_sizes_as_they_are
     assert verdict_of(account, range(3), scheme).text == f"Worker 2 computes 1.5x slower{rest}"
 
 
+def test_batches_too_small_to_be_divided_are_to_be_accumulated():
+    account = Account(3, 6)
+    account.take(meetings([(2, 2, 2)] * 60))
+    *_, advice = summary_lines(account, "lb-bsp")
+    assert advice == (
+        "Batches this small are hardly divided by speed: if the script accumulates A of them for a step, give prepare"
+        " accumulation=A."
+    )
+
+
 def test_the_gain_is_told_where_communication_takes_more_than_waiting():
     account = Account(3, 36)
     account.take(meetings([(12, 12, 12)] * 5 + [(16, 16, 4)] * 400, comm=0.012))

@@ -35,6 +35,8 @@ _MAIN: Final = 0.2
 """The least share of the waiting for which a worker is named as its cause."""
 _COMMUNICATION: Final = 0.25
 """The least share of the workers' time for which communication is called the cause."""
+_FEW_SAMPLES: Final = 4
+"""Batches of at most this many samples are hardly divided by speed."""
 _MAX_SIZES: Final = 8
 """The most sizes to list one by one."""
 
@@ -140,7 +142,7 @@ def _verdict(account: Account, measured: Account, workers: Sequence[int], scheme
     if communication >= _COMMUNICATION and communication > cost and account.seconds >= _LONG_SECONDS:
         text = (
             f"Communication takes {communication:.0%} of all workers' time, on all alike; waiting for each other takes"
-            f" {waiting:.0%}. Larger batches, or local-sgd, communicate less often."
+            f" {waiting:.0%}. Larger batches, or local-sgd, communicate less often.{_accumulation(account, scheme)}"
         )
         return Verdict(cause=Part.COMMUNICATION, cost=communication, text=text)
     if cost < max(COSTLY, _MAIN * waiting):
@@ -176,6 +178,8 @@ def _slow(account: Account, workers: Sequence[int], scheme: str, index: int, cos
     else:
         load = "load=lb-bsp" if scheme.startswith("local-sgd") else "lb-bsp"
         text = f"W{who}, and {waits}; {load} would give it smaller batches."
+    if not account.uneven:
+        text += _accumulation(account, scheme)
     return Verdict(worker=workers[index], cause=Part.COMPUTE, slowdown=slow, cost=cost, text=text)
 
 
@@ -201,6 +205,16 @@ def _part(account: Account, index: int) -> str:
     first, last = account.first_sizes, account.last_sizes
     instead = "" if first[index] == last[index] else f" instead of {first[index]}"
     return f"{last[index]} of {sum(last)} samples{instead}"
+
+
+def _accumulation(account: Account, scheme: str) -> str:
+    """Advice for batches that are too small to be divided by speed; nothing for others."""
+    if max(account.last_sizes) > _FEW_SAMPLES or "micro_batch" in scheme:
+        return ""
+    return (
+        " Batches this small are hardly divided by speed: if the script accumulates A of them for a step, give prepare"
+        " accumulation=A."
+    )
 
 
 def _waiting(account: Account) -> str:

@@ -324,8 +324,14 @@ class Engine(ABC):
         """Inside, the worker waits for the others and does not compute; they see it waiting, or as in `seen`.
 
         Raises:
+            ConfigError: Workers cannot meet between two micro-batches, of which they have unlike numbers.
             EvenstepError: A collective failed; it names the missing worker.
         """
+        if not self.synchronises:
+            raise ConfigError(
+                "workers meet here between two batches of a step, of which each has its own number: gather and average"
+                " over workers where loader.synchronises is True"
+            )
         try:
             with self.tracker.interrupted(), seen or self.tracker.activity.waiting():
                 yield
