@@ -102,8 +102,8 @@ def test_what_does_not_go_with_shards_is_refused_with_the_reason():
     assert said == {
         "local-sgd": "under the scheme 'local-sgd:period=2' each worker has the whole model, and fully_shard leaves it"
         " a part: use lb-bsp, dbs, bsp or batch_sizes, or pass the plain model",
-        "micro_batch": "a model in fully_shard needs as many forward passes on every worker, and micro_batch gives each"
-        " its own number: leave out micro_batch",
+        "micro_batch": "a model in fully_shard needs as many forward passes on every worker, and accumulation or"
+        " micro_batch gives each its own number: leave them out",
         "comm_hook": "FSDP has no communication hook like DDP's: leave out comm_hook, or fully_shard",
         "part": "parts of the model are sharded by fully_shard and the whole is not: apply it to the model too",
     }
