@@ -6,7 +6,7 @@ from harness import parts, real_compute
 from harness.real_compute import Case
 from harness.workers import run_workers
 
-BUDGET = {"bsp": (100, 200), "lb-bsp": (120, 300)}
+BUDGET = {"bsp": (96, 185), "lb-bsp": (114, 285)}
 """Calls beyond plain DDP's: of Python functions, and of C functions too. benchmarks/overhead.py says what they take."""
 
 

@@ -77,7 +77,7 @@ class CollectiveEngine(Engine):
         self._units: UnitCount | None = None
         """The count from `weigh_by`, until the weight is set."""
         self._weighed = False
-        self._window: list[HandedOut] = []
+        self._pieces: list[HandedOut] = []
         """The micro-batches of the current iteration that have begun."""
         self._divisor = 1.0
         """The units of all workers in the current iteration, if its micro-batches are weighed by units."""
@@ -127,17 +127,22 @@ class CollectiveEngine(Engine):
             self._scale.begins(batch)
         assert batch.weight is not None
         if self.accumulates:
-            self._window = [batch] if batch.piece.first else [*self._window, batch]
-            self.window.begins(batch.piece)
+            self._begin_piece(batch, batch.weight)
+            return
+        for model in self._models:
+            model.set(batch.weight)
+
+    def _begin_piece(self, batch: HandedOut, weight: float) -> None:
+        self.window.begins(batch.piece)
         if batch.piece.first:
-            self._divisor = 1.0
-        elif self._window[0].units is not None:
-            return  # `weigh` follows, and weights between would only change the gradients twice.
-        self._set(batch, batch.weight)
+            self._pieces, self._divisor = [], 1.0
+        self._pieces.append(batch)
+        if self._pieces[0].units is None or batch.piece.first:
+            self._set(batch, weight)  # Otherwise `weigh` follows, and a weight before it would change gradients twice.
 
     def _set(self, batch: HandedOut, weight: float) -> None:
         for model in self._models:
-            if self.accumulates and batch.piece.first:
+            if batch.piece.first:
                 model.set_first(weight)
             else:
                 model.set(weight)
@@ -165,12 +170,12 @@ class CollectiveEngine(Engine):
         if not batch.piece.last:
             return
         self._require_all_weighed()
-        self._units = UnitCount(sum(each.units for each in self._window), self.workers.host_group)
+        self._units = UnitCount(sum(each.units for each in self._pieces), self.workers.host_group)
         if self._alone:
             self._set(batch, self._accumulation * batch.units / self._divide())
 
     def _require_all_weighed(self) -> None:
-        if len({each.units is None for each in self._window}) > 1:
+        if len({each.units is None for each in self._pieces}) > 1:
             raise ConfigError(
                 "weigh_by was called for some batches of a step and not for others: call it for each batch"
             )
