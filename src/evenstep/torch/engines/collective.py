@@ -142,10 +142,7 @@ class CollectiveEngine(Engine):
 
     def _set(self, batch: HandedOut, weight: float) -> None:
         for model in self._models:
-            if batch.piece.first:
-                model.set_first(weight)
-            else:
-                model.set(weight)
+            (model.set_first if batch.piece.first else model.set)(weight)
 
     def close(self) -> None:
         for model in self._models:
