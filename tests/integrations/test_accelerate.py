@@ -32,6 +32,7 @@ def every(folder):
         "found": {
             **habits.together([*exact, *habits.MISTAKES], RUN, SCHEMES),
             **habits.together(more, RUN, {UNEVEN: SCHEMES[UNEVEN]}),
+            **habits.together(habits.MISTAKES_IN_EQUAL_STEPS, RUN, {"bsp": SCHEMES["bsp"]}),
         },
         "as plain": habits.together(habits.AS_PLAIN, DIVISIBLE, {"plain": None, UNEVEN: SCHEMES[UNEVEN]}),
     }
@@ -111,6 +112,14 @@ def test_a_mistake_is_named_on_every_worker(came_to, scheme, mistake, sentence):
         said = each["found"][scheme, mistake.__name__]
         assert said.startswith("ConfigError: ")
         assert habits.MISTAKES[mistake] in said
+
+
+@pytest.mark.parametrize("mistake", habits.MISTAKES_IN_EQUAL_STEPS, ids=lambda mistake: mistake.__name__)
+def test_a_script_that_expects_equal_numbers_of_batches_is_refused(came_to, mistake):
+    for each in came_to:
+        said = each["found"]["bsp", mistake.__name__]
+        assert said.startswith("ConfigError: ")
+        assert habits.MISTAKES_IN_EQUAL_STEPS[mistake] in said
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ def runs(tmp_path_factory):
         "OMP_NUM_THREADS": "1",
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # It is 2 s, at the end of each part of a run.
         "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "2",  # It is 30 s, in which a killed worker's partner waits for it.
+        "RAY_worker_niceness": "0",  # It is 15, and other tests would take all the time.
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
     }

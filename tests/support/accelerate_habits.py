@@ -151,6 +151,35 @@ def accumulate(run, make, batch):
     return trained(run, make(gradient_accumulation_steps=4), *parts(run, batch))
 
 
+def whole_batches(make):
+    """Makes an Accelerator whose workers have different numbers of batches in a step of 24 samples."""
+    return make(gradient_accumulation_steps=4, whole_batches=True)
+
+
+def accumulate_whole_batches(run, make, batch):
+    """Of two samples, with a mean over all workers where it steps."""
+    if batch != BATCH:
+        return trained(run, make(), *parts(run, 24))
+    accelerator = whole_batches(make)
+    model, optimizer, loader = accelerator.prepare(*parts(run, 2))
+    model.train()
+    steps, passes = 0, 0
+    for _ in range(run.epochs):
+        for inputs, targets in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(mse_loss(model(inputs), targets))
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 2.0)
+                optimizer.step()
+                optimizer.zero_grad()
+            passes += 1
+            if accelerator.sync_gradients:
+                steps += 1
+                assert len(accelerator.gather(torch.tensor([passes]))) == WORKERS
+    assert steps == run.epochs * -(-run.samples // 24)
+    return weights(model)
+
+
 def accumulate_by_hand(run, make, batch):
     accelerator = make()
     model, optimizer, loader = accelerator.prepare(*parts(run, batch))
@@ -460,6 +489,7 @@ EXACT = (
     ordinary,
     prepare_one_by_one,
     accumulate,
+    accumulate_whole_batches,
     accumulate_by_hand,
     schedule,
     leave_the_loop,
@@ -633,6 +663,48 @@ def use_micro_batches(run, make, batch):
 def ask_for_no_scheme(run, make, batch):
     step_on_ones_own(run, make, batch, "lb-bps")
 
+
+def step_on_whole_batches(run, make, batch):
+    accelerator = whole_batches(make)
+    model, optimizer, loader = accelerator.prepare(*parts(run, 2))
+    model.train()
+    for inputs, targets in loader:
+        accelerator.backward(mse_loss(model(inputs), targets))
+        optimizer.step()
+
+
+def gather_between_whole_batches(run, make, batch):
+    accelerator = whole_batches(make)
+    model, optimizer, loader = accelerator.prepare(*parts(run, 2))
+    model.train()
+    for inputs, targets in loader:
+        with accelerator.accumulate(model):
+            loss = mse_loss(model(inputs), targets)
+            accelerator.gather(loss)
+
+
+def fetch_whole_batches(run, make, batch):
+    accelerator = whole_batches(make)
+    model, optimizer, loader = accelerator.prepare(*parts(run, 2))
+    model.train()
+    batches = iter(loader)
+    for inputs, targets in [next(batches), next(batches)]:
+        with accelerator.accumulate(model):
+            accelerator.backward(mse_loss(model(inputs), targets))
+            optimizer.step()
+
+
+def drop_some_of_whole_batches(run, make, batch):
+    trained(run, whole_batches(make), *parts(run, 2, drop_last=True))
+
+
+MISTAKES_IN_EQUAL_STEPS = {
+    step_on_whole_batches: "step under `with accelerator.accumulate(model):`",
+    gather_between_whole_batches: "accelerator.sync_gradients",
+    fetch_whole_batches: "fetches the batches of a step by itself",
+    drop_some_of_whole_batches: "whole_batches goes with loaders that have a batch_size and no drop_last",
+}
+"""Those that a worker with a single batch in the first step hears of from the others."""
 
 MISTAKES = {
     train_in_evaluation_mode: "call model.train() before the loop",

@@ -175,6 +175,62 @@ def accumulate(run):
     return run.trained(gradient_accumulation_steps=4, data_collator=encoded)
 
 
+def in_whole_batches(run, **more):
+    """Arguments of a run whose workers have different numbers of batches of two in a step of 48 samples."""
+    sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8}
+    return {**({"per_device_train_batch_size": 48} if run.alone else sizes), "logging_steps": 1, **more}
+
+
+def count_tokens_of_whole_batches(run):
+    counts = []
+
+    class Counting(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if not run.alone:
+                counts.append(trainer.accelerator._dataloaders[0].epochs.newest)
+
+    trainer = run.trainer(callbacks=[Counting()], **in_whole_batches(run))
+    trainer.train()
+    assert run.alone or any(len(set(map(int, each.sizes))) > 1 for each in counts)
+    assert run.alone or all(len(each.positions) <= 2 for each in counts)
+    return of(trainer)
+
+
+def average_over_whole_batches(run):
+    return run.trained(model=Classifier(), rows=classes(), **in_whole_batches(run))
+
+
+def copy_whole_batches(run):
+    """As to a device, where memory does not tell which batch it is."""
+
+    def kind(base):
+        class Copying(base):
+            def _prepare_inputs(self, inputs):
+                return {name: value.clone() for name, value in super()._prepare_inputs(inputs).items()}
+
+        return Copying
+
+    return run.trained(kind, **in_whole_batches(run))
+
+
+def ask_for_whole_batches(run):
+    """With a loss of its own, which may communicate, they have to be asked for."""
+    if not run.alone:
+        run.options = {**run.options, "whole_batches": True}
+    return run.trained(partial(averaging, scaled=False), **in_whole_batches(run))
+
+
+def resume_in_whole_batches(run):
+    """In the middle of the second epoch, in another trainer."""
+    names = in_whole_batches(run, num_train_epochs=3)
+    if run.alone:
+        return {**run.trained(**names), "losses": []}
+    run.trainer(save_strategy="steps", save_steps=3, **names).train()
+    second = run.trainer(**names)
+    second.train(resume_from_checkpoint=os.path.join(run.folder, "checkpoint-3"))
+    return {**of(second), "losses": []}
+
+
 def encoded(rows):
     return transformers.BatchEncoding(transformers.default_data_collator(rows))
 
@@ -313,6 +369,11 @@ EXACT = (
     count_tokens,
     count_tokens_of_each_worker,
     accumulate,
+    count_tokens_of_whole_batches,
+    average_over_whole_batches,
+    copy_whole_batches,
+    ask_for_whole_batches,
+    resume_in_whole_batches,
     smooth_labels,
     average_over_the_batch,
     give_a_loss,
@@ -377,7 +438,13 @@ def compare_completions(run):
     return run.trained(kind)
 
 
+def ask_for_whole_batches_of_given_sizes(run):
+    run.options = {"timeout": 60.0, "batch_sizes": [1, 2, 3], "whole_batches": True}
+    return run.trained(**in_whole_batches(run))
+
+
 MISTAKES = {
+    ask_for_whole_batches_of_given_sizes: "whole_batches=True does not go with batch_sizes",
     compare_completions: "compares several completions of a prompt",
     say_nothing_of_ones_own_loss: "set loss_is_scaled_for_ga = False",
     say_that_a_divided_loss_is_a_mean: "set loss_is_scaled_for_ga = False",

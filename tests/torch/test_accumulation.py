@@ -68,7 +68,7 @@ def test_a_scaler_steps_where_the_loader_synchronises():
     [
         ("counts by itself", "step under `if loader.synchronises:`"),
         ("tokens of a few", "call it for each batch"),
-        ("averages in every pass", "average over workers where loader.synchronises is True"),
+        ("averages in every pass", "average over workers where loader.synchronises"),
     ],
 )
 def test_what_cannot_work_says_so(habit, says):

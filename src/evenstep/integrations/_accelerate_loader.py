@@ -27,6 +27,7 @@ class TrainingEpochs:
     Attributes:
         session: The session of the models that were prepared with the loader or before it.
         prepared: The session's loader; None before the first training loop.
+        accumulation: How many batches of a worker make a step if sizes are numbers of them, or 1.
         number: The epoch of the next loop, as Accelerate counts them.
         trains: Whether every loop is for training, in any mode of the models.
         sampler: The sampler that Accelerate draws from; None if there is none.
@@ -36,6 +37,7 @@ class TrainingEpochs:
         self.accelerator = accelerator
         self.session: Session = accelerator.session
         self.prepared: PreparedLoader | None = None
+        self.accumulation = 1
         self.number = 0
         self.trains = False
         self._source = source
@@ -47,6 +49,9 @@ class TrainingEpochs:
     def shares(self) -> PreparedLoader:
         """The session's loader."""
         if self.prepared is None:
+            self.accumulation = self.accelerator.accumulation_of(self)
+            if self.accumulation > 1:
+                self.session.accumulate(self.accumulation)
             self.prepared = self.session.loader(self._even_source())
         return self.prepared
 
@@ -57,8 +62,24 @@ class TrainingEpochs:
             shares.load_state_dict(state)
         shares.set_epoch(self.number)
         if skip or state is not None:
-            shares.start_at(skip)  # A script for Accelerate itself says where to continue.
+            shares.start_at(skip // self.accumulation)  # A script for Accelerate itself says where to continue.
         return shares
+
+    @property
+    def newest(self) -> Share:
+        """This worker's part of the global batch that was handed out last."""
+        newest = self.shares().newest
+        assert newest is not None
+        return newest
+
+    @property
+    def batch_size(self) -> int | None:
+        """The batch size of a worker; None if batches are lists of a sampler of the script, or leave samples out."""
+        source = self._source
+        if source.batch_size is None or self.sampler is None or source.drop_last:
+            return None
+        whole = self.accelerator.split_batches
+        return source.batch_size // self.accelerator.num_processes if whole else source.batch_size
 
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint."""
@@ -173,9 +194,8 @@ class EvenLoader(DataLoaderShard):
         self.set_epoch(self.iteration)
         shares = self.epochs.begin(self._skipped)
         for batch in shares:
-            share = shares.newest
-            assert share is not None
-            self.end_of_dataloader = share.ends_epoch
+            share = self.epochs.newest
+            self.end_of_dataloader = share.ends_epoch and share.last
             if not self.epochs.accelerator.weighs_by_samples:
                 _ignore_copies(batch, share)
             yield batch if self.device is None else send_to_device(batch, self.device, non_blocking=self._non_blocking)

@@ -24,7 +24,7 @@ from evenstep.torch.session import Session
 
 _PAGE: Final = "see docs/integrations/accelerate.md"
 _STATE: Final = "evenstep.bin"
-_OPTIONS: Final = ("scheme", "batch_sizes", "seed", "timeout", "run_dir", "emulate", "weights")
+_OPTIONS: Final = ("scheme", "batch_sizes", "seed", "timeout", "run_dir", "emulate", "weights", "whole_batches")
 _PLUGINS: Final = {"deepspeed": "DeepSpeed", "fsdp": "FSDP", "megatron_lm": "Megatron-LM"}
 
 
@@ -39,6 +39,10 @@ class Accelerator(accelerate.Accelerator):
     The arguments are Accelerate's and, by keyword, these of `evenstep.Session`, which default to the environment:
     `scheme`, `batch_sizes`, `seed`, `timeout`, `run_dir`, `emulate`, `weights`.
 
+    With `whole_batches=True` and `gradient_accumulation_steps`, workers compute different numbers of batches for a
+    step, each of the loader's own size, instead of parts of each batch. Steps are then under
+    `accelerator.accumulate(model)`, and `gather` where `accelerator.sync_gradients` is true.
+
     Attributes:
         session: The `evenstep.Session` of the objects prepared last, for `session.mean_over_workers(value, count)`.
 
@@ -50,6 +54,7 @@ class Accelerator(accelerate.Accelerator):
     ddp_handler: Any
     _options: dict[str, Any]
     _guards: list[Any]
+    _whole_batches: bool | None
     _sessions: list[Session]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -60,6 +65,7 @@ class Accelerator(accelerate.Accelerator):
 
     def _open(self, options: dict[str, Any]) -> None:
         self._require_supported()
+        self._whole_batches = options.pop("whole_batches", None)
         self._options, self._sessions, self._guards = options, [], []
         self._begin()
         self.register_save_state_pre_hook(lambda _models, _weights, folder: self.save_shares(folder))
@@ -176,6 +182,11 @@ class Accelerator(accelerate.Accelerator):
     def _require_share(self, *_: Any) -> None:
         """Called before a step: refuse a step on batches that Accelerate has divided equally."""
         loader = self.gradient_state.active_dataloader
+        if isinstance(loader, EvenLoader) and loader.trains and not loader.epochs.newest.last:
+            raise ConfigError(
+                "the optimizer was stepped between two batches of a step, of which each worker has its own number:"
+                f" step under `with accelerator.accumulate(model):`, or leave out whole_batches ({_PAGE})"
+            )
         if loader is None or (isinstance(loader, EvenLoader) and loader.trains):
             return
         if isinstance(loader.dataset, IterableDataset) or not isinstance(loader, EvenLoader):
@@ -194,6 +205,34 @@ class Accelerator(accelerate.Accelerator):
         """The loader that the script currently trains on."""
         loader = self.gradient_state.active_dataloader
         return loader if isinstance(loader, EvenLoader) and loader.trains else None
+
+    def accumulation_of(self, epochs: TrainingEpochs) -> int:
+        """How many batches of a worker make a step if sizes are numbers of them; 1 if each batch is divided.
+
+        Raises:
+            ConfigError: That was asked for, and these batches do not allow it.
+        """
+        steps = int(self.gradient_accumulation_steps)
+        if not self._whole_batches or steps == 1:
+            return 1
+        if epochs.batch_size is None or not self.gradient_state.sync_with_dataloader:
+            raise ConfigError(
+                "whole_batches goes with loaders that have a batch_size and no drop_last, and steps at the end of an"
+                f" epoch: leave it out, and each batch is divided ({_PAGE})"
+            )
+        return steps
+
+    def _do_sync(self) -> None:
+        loader = self._trained
+        if loader is None or loader.epochs.accumulation == 1:
+            super()._do_sync()
+            return
+        if loader.epochs.shares().engine.hand_outs.ahead:
+            raise ConfigError(
+                "the script fetches the batches of a step by itself, and workers have different numbers of them: leave"
+                f" out whole_batches ({_PAGE})"
+            )
+        self.gradient_state._set_sync_gradients(loader.epochs.newest.last)
 
     def gather(self, tensor: Any) -> Any:
         """Like Accelerate's. While training, workers may have different numbers of rows."""

@@ -4,14 +4,15 @@ from evenstep.integrations.transformers import EvenstepTrainer, attach
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Self
+from typing import Any, Final, Self, final
 
 import torch
 import transformers
 from transformers import trainer as trainers
 
 from evenstep.core.errors import ConfigError
-from evenstep.integrations._accelerate_loader import EvenLoader
+from evenstep.core.samples import whole_batches
+from evenstep.integrations._accelerate_loader import EvenLoader, TrainingEpochs
 from evenstep.integrations.accelerate import Accelerator
 
 _PAGE: Final = "see docs/integrations/transformers.md"
@@ -24,7 +25,10 @@ class EvenstepTrainer(transformers.Trainer):
 
     Args:
         evenstep: Settings, like keyword arguments of `evenstep.Session`: `scheme`, `batch_sizes`, `seed`, `timeout`,
-            `run_dir`, `emulate`. Omitted ones come from the environment.
+            `run_dir`, `emulate`. Omitted ones come from the environment. And `whole_batches`: with
+            `gradient_accumulation_steps`, whether workers compute different numbers of batches for a step (True), or
+            parts of each batch (False). Default: different numbers if these are finer, and no method of the trainer
+            was overridden that may communicate or look into batches.
 
     Raises:
         ConfigError: The trainer is configured in a way that cannot work; on every worker, before any weight changes.
@@ -62,9 +66,61 @@ class EvenstepTrainer(transformers.Trainer):
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
         """Like `Trainer`'s."""
-        found = super().get_batch_samples(epoch_iterator, num_batches, device)
+        loader = self._trained
+        if loader is None or loader.epochs.accumulation == 1:
+            found = super().get_batch_samples(epoch_iterator, num_batches, device)
+        else:
+            batches, parts = list[Any](), list[float]()
+            for batch in epoch_iterator:
+                share = loader.epochs.newest
+                batches.append(batch)
+                parts.append(share.samples / int(share.sizes.sum()))
+                if share.last:
+                    break
+            counted, items = super().get_batch_samples(iter(batches), len(batches), device)
+            found = _places([*zip(counted, parts, strict=True)], num_batches), items
         self._scaled = False
         return found
+
+    def training_step(self, model: torch.nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Like `Trainer`'s, also for a place in a step that has several batches, or none."""
+        if not isinstance(inputs, _Place):
+            return super().training_step(model, inputs, *args, **kwargs)
+        total = torch.zeros((), device=self.args.device)
+        for batch, part in inputs:
+            loss = super().training_step(model, batch, *args, **kwargs)
+            # What is logged is the mean over the workers of the sum over the places: of a mean, each batch's part in it.
+            places = self.current_gradient_accumulation_steps * self.accelerator.num_processes
+            total = total + (loss if self.divides_by_all else loss * part * places)
+        return total
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Like `Trainer`'s, of all batches at a place in a step."""
+        if not isinstance(inputs, _Place):
+            return int(super().floating_point_ops(inputs))
+        return sum(int(super(EvenstepTrainer, self).floating_point_ops(batch)) for batch, _ in inputs)
+
+    def accumulation_of(self, epochs: TrainingEpochs, asked: bool | None) -> int:
+        """How many batches of a worker make a step if sizes are numbers of them, or 1."""
+        steps, size, scheme = int(self.args.gradient_accumulation_steps), epochs.batch_size, epochs.session.scheme
+        if steps == 1 or asked is False:
+            return 1
+        divided = (
+            size is None
+            or scheme is None
+            or scheme.load.given_sizes is not None
+            or self.args.include_num_input_tokens_seen not in (False, "no")
+            or any(isinstance(each, torch.nn.SyncBatchNorm) for each in self.model.modules())
+        )
+        if asked and divided:
+            raise ConfigError(
+                "whole_batches=True does not go with batch_sizes, SyncBatchNorm, include_num_input_tokens_seen,"
+                f" dataloader_drop_last or an own batch sampler: leave it out, and each batch is divided ({_PAGE})"
+            )
+        overridden = any(getattr(type(self), name) is not method for name, method in _LOOK_INTO_BATCHES.items())
+        if size is None or divided or (not asked and (overridden or not whole_batches(size, steps))):
+            return 1
+        return steps
 
     def get_tp_size(self) -> int:
         """Like `Trainer`'s; `compute_loss` calls this where it divides by the tokens of all workers."""
@@ -84,6 +140,13 @@ class EvenstepTrainer(transformers.Trainer):
                 f" the number of processes ({_PAGE})"
             )
 
+    def of_whole_steps(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss as it is in a whole step, from one that `Trainer` has divided by the batches of a short last one."""
+        loader = self._trained
+        if loader is None or loader.epochs.accumulation == 1 or self.divides_by_all:
+            return loss
+        return loss * (self.current_gradient_accumulation_steps / loader.epochs.accumulation)
+
     # Training.
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
@@ -96,6 +159,7 @@ class EvenstepTrainer(transformers.Trainer):
         if isinstance(train_dataloader, EvenLoader):
             self._require_single(train_dataloader.epochs.sampler)
             train_dataloader.epochs.trains = True  # The first batches are fetched before model.train() is called.
+            train_dataloader.epochs.shares()  # The first step is fetched by what is decided here.
             self._trained = train_dataloader
         skip, trainers.skip_first_batches = trainers.skip_first_batches, self.accelerator.skip_first_batches
         try:
@@ -154,6 +218,29 @@ def attach(trainer: Any, **options: Any) -> Any:
     return trainer
 
 
+@final
+class _Place(list[tuple[Any, float]]):
+    """The batches at one of the places that a trainer has for the batches of a step, each with its part of the step."""
+
+
+def _places(batches: list[tuple[Any, float]], places: int) -> list[_Place]:
+    """Divide a step's batches among the trainer's places, the last of which must not be empty."""
+    if not batches:
+        return []
+    alone = min(places, len(batches)) - 1
+    none = [_Place() for _ in range(places - 1 - alone)]
+    return [*(_Place([each]) for each in batches[:alone]), *none, _Place(batches[alone:])]
+
+
+_LOOK_INTO_BATCHES: Final = {
+    "compute_loss": transformers.Trainer.compute_loss,
+    "training_step": EvenstepTrainer.training_step,
+    "get_batch_samples": EvenstepTrainer.get_batch_samples,
+    "floating_point_ops": EvenstepTrainer.floating_point_ops,
+}
+"""Methods that may read batches or communicate; overridden ones expect equal numbers of batches on all workers."""
+
+
 class _Accelerator(Accelerator):
     """The Accelerator of a trainer."""
 
@@ -171,6 +258,10 @@ class _Accelerator(Accelerator):
         self._options = {**self._options, "weights": "script" if self._trainer.divides_by_all else "samples"}
         return super().free_memory(*objects)
 
+    def accumulation_of(self, epochs: TrainingEpochs) -> int:
+        """Like evenstep's Accelerator's, for a step of the trainer."""
+        return self._trainer.accumulation_of(epochs, self._whole_batches)
+
     def _require_mean(self, *_: Any) -> None:
         """Do nothing: the trainer itself checks each loss."""
 
@@ -178,4 +269,5 @@ class _Accelerator(Accelerator):
         """Like Accelerate's."""
         if self.num_processes > 1:
             self._trainer.require_known_scale()
+            loss = self._trainer.of_whole_steps(loss)
         super().backward(loss, **kwargs)

@@ -61,7 +61,6 @@ class PreparedModel(DistributedDataParallel):
     _replica: DistributedDataParallel | None = None
     _engine: Engine | None = None
     _index = 0
-    _accumulating: Callable[[], bool] = staticmethod(lambda: False)
     _batch: HandedOut | None = None
     _leave: Sequence[Callable[[], object]] = ()
     _released = False
@@ -71,19 +70,10 @@ class PreparedModel(DistributedDataParallel):
         self.module = module
         self.training = module.training
 
-    def bind(
-        self,
-        model: torch.nn.Module,
-        engine: Engine,
-        index: int,
-        *,
-        comm_hook: CommHook | None,
-        accumulating: Callable[[], bool],
-    ) -> None:
+    def bind(self, model: torch.nn.Module, engine: Engine, index: int, *, comm_hook: CommHook | None) -> None:
         """Synchronise the gradients of the script's model through this engine from now on.
 
         If several workers sum gradients, this is done by DistributedDataParallel, the script's own if it gave one.
-        `accumulating` says whether gradients wait for more micro-batches.
 
         Raises:
             ConfigError: The model already has a communication hook.
@@ -105,7 +95,6 @@ class PreparedModel(DistributedDataParallel):
             _replica=replica,
             _engine=engine,
             _index=index,
-            _accumulating=accumulating,
             _compiled=is_compiled(module),
         )
 
@@ -200,7 +189,8 @@ class PreparedModel(DistributedDataParallel):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Like `torch.nn.Module.zero_grad`; does nothing while gradients wait for more micro-batches and a step."""
-        if not self._accumulating():
+        batch = None if self._engine is None else self._engine.hand_outs.in_hand
+        if batch is None or not batch.accumulates:
             torch.nn.Module.zero_grad(self, set_to_none=set_to_none)
 
     @property
@@ -257,7 +247,7 @@ class PreparedModel(DistributedDataParallel):
         )
 
 
-_OF_RUN: Final = frozenset({"_replica", "_engine", "_index", "_accumulating", "_batch", "_leave", "_released"})
+_OF_RUN: Final = frozenset({"_replica", "_engine", "_index", "_batch", "_leave", "_released"})
 
 
 @final

@@ -8,7 +8,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Window
-from evenstep.worker.iteration import Iteration
+from evenstep.worker.hand_outs import HandedOut
 
 if TYPE_CHECKING:
     from evenstep.torch.engines.served import ServedEngine
@@ -56,22 +56,20 @@ class WindowedOptimizer(_WrappedOptimizer):
     ordinary loop accumulates gradients.
     """
 
-    _OWN = frozenset({"_iteration", "_window", "_schedulers"})
+    _OWN = frozenset({"_current", "_window", "_schedulers"})
 
-    _iteration: Callable[[], Iteration | None] = staticmethod(lambda: None)
+    _current: Callable[[], HandedOut | None] = staticmethod(lambda: None)
     _window: Window
     _schedulers: Sequence[LRScheduler]
 
-    def bind(
-        self, iteration: Callable[[], Iteration | None], window: Window, schedulers: Sequence[LRScheduler]
-    ) -> None:
+    def bind(self, current: Callable[[], HandedOut | None], window: Window, schedulers: Sequence[LRScheduler]) -> None:
         """Wait for the last micro-batch of an iteration from now on."""
-        self._iteration, self._window, self._schedulers = iteration, window, schedulers
+        self._current, self._window, self._schedulers = current, window, schedulers
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
         # Between steps a GradScaler then hands over its factor, which is refused, instead of unscaling the gradients.
-        return (now := self._iteration()) is not None and not now.piece.last
+        return (now := self._current()) is not None and not now.piece.last
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "step":
@@ -97,7 +95,7 @@ class WindowedOptimizer(_WrappedOptimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Run the closure, if there is one, and step if the last micro-batch is the current one."""
         loss = _closed(closure)
-        now = self._iteration()
+        now = self._current()
         if now is None or self._window.steps(now.piece):
             self._optimizer.step()
         else:
@@ -106,14 +104,8 @@ class WindowedOptimizer(_WrappedOptimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, unless they wait for more micro-batches."""
-        if not self.accumulating:
+        if (now := self._current()) is None or not now.accumulates:
             self._optimizer.zero_grad(set_to_none=set_to_none)
-
-    @property
-    def accumulating(self) -> bool:
-        """True if gradients wait for more micro-batches and a step."""
-        now = self._iteration()
-        return now is not None and self._window.accumulating(now.piece)
 
 
 @final

@@ -62,7 +62,6 @@ class Running:
         leave_mark(request.launched, os.environ.get("RANK", "0"))
         self._request = request if request.launched.survey_up_to is None else to_be_surveyed(request)
         self._activity = Activity()
-        self._windowed: tuple[WindowedOptimizer, ...] = ()
         self._hooks: list[RemovableHandle | ScriptCollectives] = []
         self._loaders: dict[int, tuple[DataLoader[Any], Terms]] = {}
         link = self._join(loaders)
@@ -103,13 +102,7 @@ class Running:
         """Make these models of the request synchronise gradients from now on."""
         with explaining(self._liveness):
             for index, (model, each) in enumerate(zip(self._request.models, prepared, strict=True)):
-                each.bind(
-                    model,
-                    self._engine,
-                    index,
-                    comm_hook=self._request.comm_hook,
-                    accumulating=lambda: any(each.accumulating for each in self._windowed),
-                )
+                each.bind(model, self._engine, index, comm_hook=self._request.comm_hook)
 
     def bind_optimizers(self, prepared: Sequence[torch.optim.Optimizer]) -> None:
         """Check these optimizers' steps from now on, push them to servers, or defer them to the last micro-batch."""
@@ -127,9 +120,8 @@ class Running:
                 assert isinstance(engine, ServedEngine)
                 wrapped.bind(engine)
             elif isinstance(wrapped, WindowedOptimizer):
-                wrapped.bind(lambda: engine.tracker.iteration, engine.window, self._request.schedulers)
-                self._windowed = (*self._windowed, wrapped)
-        if self._windowed:
+                wrapped.bind(lambda: engine.hand_outs.in_hand, engine.window, self._request.schedulers)
+        if engine.accumulates:
             for scheduler in self._request.schedulers:
                 window_scheduler(scheduler, lambda: engine.synchronises)
 

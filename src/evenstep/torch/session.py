@@ -3,6 +3,7 @@
 import os
 import weakref
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, final
 
 import torch
@@ -117,6 +118,15 @@ class Session:
             self._guards.append(optimizer.register_step_pre_hook(self._require_unstrayed))
         self._wrapped.append(self._wrap(optimizer))
         return self._wrapped[-1]  # type: ignore[no-any-return]
+
+    def accumulate(self, batches: int) -> None:
+        """Make each step of so many batches of a worker, like the option `accumulation`, where it is known late.
+
+        Raises:
+            ConfigError: The session has started.
+        """
+        self._require_open("a number of batches that accumulate")
+        self._request = replace(self._request, accumulation=batches)
 
     def scheduler(self, scheduler: LRScheduler) -> LRScheduler:
         """Prepare a learning-rate scheduler. With micro-batches its `step` waits for the last one of an iteration.

@@ -75,6 +75,11 @@ class HandedOut:
         """True if it has a gradient, even if a later forward pass had no backward."""
         return self.backward or self.finished
 
+    @property
+    def accumulates(self) -> bool:
+        """True if gradients wait for more micro-batches of its iteration."""
+        return not self.piece.last if self.backward else not self.piece.first
+
     def weighs_as(self, other: "HandedOut") -> bool:
         """True if the gradients of both have the same weight."""
         return self is other or (self.units is None is other.units and self._counts() == other._counts())

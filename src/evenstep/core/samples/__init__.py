@@ -12,7 +12,7 @@ from evenstep.core.samples.micro_batches import micro_batches
 from evenstep.core.samples.per_sample import PerSample
 from evenstep.core.samples.private import PrivateParts
 from evenstep.core.samples.share import WEIGHTINGS, Request, Share, Shares, by_samples, ends_period
-from evenstep.core.samples.window import Window
+from evenstep.core.samples.window import Window, whole_batches
 
 __all__ = [
     "WEIGHTINGS",
@@ -33,4 +33,5 @@ __all__ = [
     "by_samples",
     "ends_period",
     "micro_batches",
+    "whole_batches",
 ]

@@ -12,6 +12,15 @@ _COUNTS = (
 )
 
 
+def whole_batches(batch_size: int, accumulation: int) -> bool:
+    """True if sizes are finer as numbers of whole batches of a step than as parts of each batch of the workers.
+
+    A step is of `accumulation` batches of `batch_size` samples for each worker: with N workers, N x `accumulation`
+    batches can be divided among them, or, in each of `accumulation` passes, N x `batch_size` samples.
+    """
+    return accumulation > 1 and accumulation >= batch_size
+
+
 @final
 @dataclass(slots=True)
 class Window:
@@ -25,12 +34,11 @@ class Window:
     _index: int = field(init=False, default=0)  # Of the micro-batch that began last.
     _skipped: bool = field(init=False, default=False)  # Whether one before it passed without a request.
     _requested: int = field(init=False, default=-1)  # Index of the last micro-batch with a request, or -1.
-    _stepped: bool = field(init=False, default=False)
 
     def begins(self, piece: Share) -> None:
         """Note that a micro-batch begins."""
         if piece.first:
-            self._index, self._requested, self._skipped, self._stepped = 0, -1, False, False
+            self._index, self._requested, self._skipped = 0, -1, False
             return
         self._skipped |= self._requested < self._index
         self._index += 1
@@ -44,9 +52,4 @@ class Window:
         if self._skipped and (not piece.last or (self._requested < 0 and not self.asked)):
             raise ConfigError(_COUNTS)
         self._requested = self._index
-        self._stepped = piece.last
         return piece.last
-
-    def accumulating(self, piece: Share) -> bool:
-        """True if gradients wait for more micro-batches and a step."""
-        return not self._stepped and (not piece.first or self._requested >= 0)

@@ -188,7 +188,7 @@ class BatchLoop(ABC):
 
     @property
     def newest(self) -> Share | None:
-        """This worker's `Share` of the last batch handed out, which may be fetched ahead; None before any."""
+        """The `Share` of the last batch or micro-batch handed out, which may be fetched ahead; None before any."""
         return self._newest
 
     def start_at(self, iteration: int) -> None:
@@ -283,7 +283,7 @@ class BatchLoop(ABC):
 
     def _handed_out_now(self, share: Share, piece: Share, batch: Any) -> HandedOut:
         self._handed_out += piece.last
-        self._newest = share
+        self._newest = piece
         if batch is None and self._started.engine.workers.count > 1:
             warnings.warn(
                 "the collate function gave None. A worker that passes over such a batch leaves the others waiting for a"

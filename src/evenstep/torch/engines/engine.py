@@ -327,10 +327,11 @@ class Engine(ABC):
             ConfigError: Workers cannot meet between two micro-batches, of which they have unlike numbers.
             EvenstepError: A collective failed; it names the missing worker.
         """
-        if not self.synchronises:
+        now = self.hand_outs.in_hand
+        if not self.synchronises and not (now is not None and now.piece.first and not now.passed):
             raise ConfigError(
                 "workers meet here between two batches of a step, of which each has its own number: gather and average"
-                " over workers where loader.synchronises is True"
+                " over workers where loader.synchronises (in Accelerate, accelerator.sync_gradients) is True"
             )
         try:
             with self.tracker.interrupted(), seen or self.tracker.activity.waiting():
