@@ -51,7 +51,7 @@ class Terms:
 
     `depth`: how many iterations to fetch ahead; `even`: whether every worker must get samples; `lengths`: the length of
     each worker's dataset if datasets are private (`order` is then this worker's own); `costs`: the costs of the samples
-    if they differ.
+    if they differ; `own`: when an epoch ends (`uneven`) if each worker draws from data of its own, as its sizes say.
     """
 
     order: EpochOrder
@@ -59,6 +59,7 @@ class Terms:
     depth: int
     even: bool
     lengths: tuple[int, ...] | None = None
+    own: str | None = None
     costs: Costs | None = None
 
 
@@ -98,7 +99,7 @@ def agree_on_loader(request: RunRequest, workers: Workers, agreed: Agreed, first
 
 
 def _check_loader(request: RunRequest, workers: Workers, scheme: Scheme, first: Terms) -> _OwnLoader:
-    require_loader(request.loader)
+    require_loader(request.loader, streams=True)
     own = _own_loader(request, workers, scheme)
     order = own.order
     if scheme.served is not None:
@@ -120,19 +121,20 @@ def _own_loader(request: RunRequest, workers: Workers, scheme: Scheme) -> _OwnLo
     require_private_possible(request, scheme, order)
     costs = costs_of(request, scheme, order)
     loader, sampling = request.loader, order.sampling
-    compared = workers.count > 1 and request.partition is None
+    compared = workers.count > 1 and request.partition is None and not request.private
     common = {"dataset": order.dataset_length, "length": order.length}
     record = {
         "batch_size": sampling.batch_size,
         "global_batch_size": request.global_batch_size,
-        **({"own_length": order.length} if request.partition == "private" else common),
+        **({"own_length": order.length} if request.private else common),
         "sampler": None if order.sampler is None else type(order.sampler).__name__,
         "drawn": order.sketch() if compared else None,
         "replacement": order.pieces is not None and order.pieces.replacement,
         "shuffle": order.shuffle,
         "seed": order.seed,
         "drop_last": sampling.drop_last,
-        "partition": request.partition,
+        "partition": "private" if request.private else request.partition,
+        "uneven": request.uneven,
         "accumulation": request.accumulation,
         "samples": checksum_of(loader) if compared else 0,
         "cost": None if costs is None else costs.checksum,
@@ -149,7 +151,7 @@ def _terms(
     records: Sequence[Mapping[str, Any]],
 ) -> Terms:
     order = own.order
-    if scheme.load.by_epoch and order.endless:
+    if scheme.load.by_epoch and order.endless and not request.draws_own(scheme):
         raise ConfigError(
             f"the scheme {scheme.name!r} changes sizes between epochs, and shares without a length are one epoch that"
             " never ends: give shares a length, or use lb-bsp"
@@ -157,10 +159,13 @@ def _terms(
     even = request.empty == "shrink"
     if even and len(records) > 1 and scheme.served is None:
         _require_samples_for_all(order, global_batch_size, len(records))
-    lengths = tuple(record["own_length"] for record in records) if request.partition == "private" else None
+    draws_own = request.draws_own(scheme)
+    lengths = None
+    if request.private and not draws_own:
+        lengths = tuple(record["own_length"] for record in records)
     length = order.length if lengths is None else sum(lengths)
     # With drop_last the loader raises an error for this.
-    if global_batch_size > length and not order.sampling.drop_last:
+    if global_batch_size > length and not draws_own and not order.sampling.drop_last:
         warnings.warn(
             f"the global batch size {global_batch_size} is more than the {length} samples of an epoch, which"
             " is then a single iteration: lower the batch size or start fewer workers",
@@ -168,7 +173,13 @@ def _terms(
         )
     depth = max(record["depth"] for record in records)
     return Terms(
-        order=order, global_batch_size=global_batch_size, depth=depth, even=even, lengths=lengths, costs=own.costs
+        order=order,
+        global_batch_size=global_batch_size,
+        depth=depth,
+        even=even,
+        lengths=lengths,
+        own=request.uneven if draws_own else None,
+        costs=own.costs,
     )
 
 

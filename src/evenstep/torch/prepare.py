@@ -37,6 +37,7 @@ def prepare(
     process_group: dist.ProcessGroup | None = None,
     empty: Literal["copy", "shrink"] = "copy",
     partition: Literal["common", "private"] | None = None,
+    uneven: Literal["continue", "stop"] = "continue",
     weights: Weights = "samples",
     accumulation: int = 1,
     cost: Cost | None = None,
@@ -50,7 +51,7 @@ def prepare(
     Args:
         model: The model, plain or in DistributedDataParallel, or a tuple of models.
         optimizer: Its optimizer, or a tuple of optimizers.
-        loader: A map-style DataLoader. As under DDP, its `batch_size` is for one worker: the global batch size is
+        loader: A DataLoader. As under DDP, its `batch_size` is for one worker: the global batch size is
             the product with the number of workers. Its sampler's shuffling, seed and `set_epoch` are respected. A
             `batch_sampler` of your own gives the global batches: each of its lists is divided among all workers.
         scheme: A `Scheme`, or a string such as `lb-bsp:multiple=8`. The default is `lb-bsp`.
@@ -74,8 +75,11 @@ def prepare(
             shorter last slice and the one before it then share their samples equally. On servers no worker gets copies
             of another worker's samples.
         partition: Who owns the samples. `common`: all workers have the same dataset. `private`: each worker has its own
-            dataset, of any length, whose samples stay with it; with `local-sgd`. By default the dataset is common,
-            and workers compare a few samples first.
+            data, of any length, and takes its next samples as its size says; with `lb-bsp`, `dbs`, `bsp`,
+            `batch_sizes` and `local-sgd`. An `IterableDataset` is always private; by default, other datasets are
+            common, and workers compare a few samples first.
+        uneven: What happens where one worker has no private samples left. `continue`: the others go on, and the epoch
+            ends when all have none. `stop`: the epoch ends for all.
         weights: How workers' gradients are weighed. `samples`: by their samples, or as the scheme says. `script`: all
             equally, for a loss that the script itself has normalised over all workers, as it must under
             DistributedDataParallel. Or a function from a `Share` to this worker's weight; weights should sum to 1.
@@ -110,6 +114,7 @@ def prepare(
         process_group=process_group,
         empty=empty,
         partition=partition,
+        uneven=uneven,
         weights=weights,
         accumulation=accumulation,
     )

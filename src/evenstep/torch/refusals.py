@@ -27,7 +27,7 @@ def require_trainable(request: RunRequest, workers: Workers, scheme: Scheme) -> 
     """
     for model in request.models:
         _require_model(model, workers)
-    require_loader(request.loader)
+    require_loader(request.loader, streams=True)
     _require_optimizers(request, workers)
     if scheme.micro_batch is not None:
         _require_one_pass_a_batch(request)
@@ -80,8 +80,8 @@ def _require_known_wrapper(model: torch.nn.Module, workers: Workers) -> None:
         require_shardable(model, workers)
 
 
-def require_loader(loader: object) -> DataLoader[Any]:
-    """Check that the loader can be prepared, and return it with its type.
+def require_loader(loader: object, *, streams: bool = False) -> DataLoader[Any]:
+    """Check that the loader can be prepared, and return it with its type; `streams`: it may be over an IterableDataset.
 
     Raises:
         ConfigError: It is not a map-style DataLoader with a batch size, or was prepared before.
@@ -90,6 +90,8 @@ def require_loader(loader: object) -> DataLoader[Any]:
         raise ConfigError(f"this loader {_TWICE}")
     if not isinstance(loader, DataLoader):
         raise ConfigError(f"the loader must be a torch DataLoader, not {type(loader).__name__}")
+    if streams and isinstance(loader.dataset, IterableDataset):
+        return loader  # It is iterated over as it is.
     own = [name for name in _LOOPS if getattr(type(loader), name) is not getattr(DataLoader, name)]
     if own:
         raise ConfigError(
@@ -138,25 +140,61 @@ def require_private_possible(request: RunRequest, scheme: Scheme, order: EpochOr
     Raises:
         ConfigError: The scheme or this loader does not allow it.
     """
-    if request.partition != "private":
+    if request.streams and request.partition == "common":
+        raise ConfigError(
+            "the loader's dataset is an IterableDataset, which each worker reads by itself, so that its samples cannot"
+            ' be divided among all: leave out partition="common", or read files through evenstep.ShardedDataset'
+        )
+    if not request.private:
+        if request.uneven != "continue":
+            raise ConfigError(
+                "uneven says when an epoch ends in which workers have data of their own, and these share a dataset:"
+                ' leave it out, or give partition="private"'
+            )
         return
-    if scheme.period is None or scheme.load.follows_speed:
+    if scheme.served is not None or (scheme.period is not None and scheme.load.follows_speed):
         raise ConfigError(
             f'partition="private" keeps samples with their workers, and {scheme.name!r} shares them out by iteration:'
-            " use local-sgd with equal sizes, such as local-sgd:period=8"
+            " use lb-bsp, dbs, bsp or batch_sizes, or local-sgd with equal sizes, such as local-sgd:period=8"
         )
+    _refuse_shrink(request)
+    if scheme.period is None:
+        _require_own_possible(request, scheme)
+    elif request.streams or request.uneven != "continue":
+        raise ConfigError(
+            f"the scheme {scheme.name!r} spreads each worker's samples over an epoch of as many iterations, so their"
+            " number must be known: give loaders over map-style datasets and leave out uneven, or use lb-bsp, dbs or"
+            " bsp"
+        )
+    if request.streams:
+        return
     if order.sampler is not None or isinstance(request.loader.dataset, Positions):
         raise ConfigError(
             'partition="private" draws each worker\'s order from the seed: give a loader with shuffle=True, or without'
             " a sampler"
         )
+    if not order.length:
+        raise ConfigError('partition="private" needs a sample on each worker: start fewer workers')
+
+
+def _refuse_shrink(request: RunRequest) -> None:
     if request.empty != "copy":
         raise ConfigError(
             "partition=\"private\" takes datasets of any length, and empty='shrink' cannot share out their last"
             " samples: leave out empty"
         )
-    if not order.length:
-        raise ConfigError('partition="private" needs a sample on each worker: start fewer workers')
+
+
+def _require_own_possible(request: RunRequest, scheme: Scheme) -> None:
+    if scheme.micro_batch is not None:
+        raise ConfigError(
+            "accumulation and micro_batch cut slices of a dataset that all workers have, and here each has data of its"
+            " own: leave them out"
+        )
+    if request.cost is not None:
+        raise ConfigError(
+            "cost= divides slices of a dataset that all workers have, and here each has data of its own: leave it out"
+        )
 
 
 def _require_servable(scheme: Scheme, request: RunRequest) -> None:

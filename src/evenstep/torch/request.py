@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypedDict, final
 import torch
 import torch.distributed as dist
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from evenstep.cluster import Cluster
 from evenstep.core.errors import ConfigError
@@ -87,6 +87,7 @@ def _among(value: object, known: Sequence[object]) -> object:
 
 _empty = partial(_among, known=("copy", "shrink"))
 _partition = partial(_among, known=(None, "common", "private"))
+_uneven = partial(_among, known=("continue", "stop"))
 
 
 def _weights(value: object) -> object:
@@ -113,6 +114,7 @@ class SessionOptions(TypedDict, total=False):
     process_group: dist.ProcessGroup | None
     empty: Literal["copy", "shrink"]
     partition: Literal["common", "private"] | None
+    uneven: Literal["continue", "stop"]
     weights: Weights
     accumulation: int
 
@@ -159,6 +161,7 @@ class RunRequest:
     ] = None
     empty: Annotated[str, Argument("'copy' or 'shrink'", _empty)] = "copy"
     partition: Annotated[str | None, Argument("'common' or 'private'", _partition)] = None
+    uneven: Annotated[str, Argument("'continue' or 'stop'", _uneven)] = "continue"
     weights: Annotated[Weights, Argument("'samples', 'script', or a function from a share to its weight", _weights)] = (
         "samples"
     )
@@ -185,6 +188,20 @@ class RunRequest:
         """The request with the script's loader, models, optimizers, schedulers and hook."""
         values, mistake = read_arguments(RunRequest, parts)
         return replace(self, loader=loader, cost=cost, mistake=self.mistake or mistake, **values)
+
+    @property
+    def streams(self) -> bool:
+        """True if the loader is over an IterableDataset."""
+        return isinstance(getattr(self.loader, "dataset", None), IterableDataset)
+
+    @property
+    def private(self) -> bool:
+        """True if each worker has samples of its own; an IterableDataset is read by each worker by itself."""
+        return self.partition == "private" or self.streams
+
+    def draws_own(self, scheme: Scheme) -> bool:
+        """True if each worker draws from data of its own, as many samples as its size says."""
+        return self.private and scheme.served is None and scheme.period is None
 
     def _with_found(self, *, automatic: bool) -> Self:
         """Add the workers' largest batches as found; `automatic`: also take the global batch size from there."""
@@ -284,6 +301,11 @@ class RunRequest:
             return self.global_batch_size
         if given is not None and of_shares is None:
             return sum(given)
+        if size is None and sampling.sampler is None:
+            raise ConfigError(
+                "the loader makes no batches itself (batch_size=None), so that the global batch is not known: give"
+                " prepare a global_batch_size"
+            )
         if size is None:
             raise ConfigError(
                 f"the loader's batch sampler {type(sampling.sampler).__name__} does not say how long its lists are,"

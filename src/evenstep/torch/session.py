@@ -305,8 +305,13 @@ class Session:
         if order.sampling.lists:
             return len(order.sampling.sampler)
         size, drop_last = self.expected_batch_size(loader), order.sampling.drop_last
-        whole = self._expected_workers if self._request.partition == "private" else 1
+        whole = self._expected_workers if self._request.private else 1
         return Ledger(length=order.length * whole, global_batch_size=size, drop_last=drop_last).iterations
+
+    def draws_own(self, loader: DataLoader[Any]) -> bool:
+        """True if each worker draws from data of its own, as many samples as its size says."""
+        scheme = self.scheme
+        return scheme is not None and replace(self._request, loader=loader).draws_own(scheme)
 
     def expected_batch_size(self, loader: DataLoader[Any]) -> int:
         """The samples of an iteration, as expected before the workers have agreed on them."""

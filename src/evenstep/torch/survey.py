@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import evenstep
+from evenstep.core.errors import ConfigError
 from evenstep.core.load.limits import DEFAULT_MINIMUM
 from evenstep.core.memory import LargestBatches
 from evenstep.core.samples import EpochCosts, Ledger, Share, Shares
@@ -41,8 +42,13 @@ def to_be_surveyed(request: RunRequest) -> RunRequest:
     """Adapt the request to a survey: fetch in this process, without a scheme, independent of the script's sizes.
 
     Raises:
-        ConfigError: The loader cannot be prepared.
+        ConfigError: The loader cannot be prepared, or is of data that each worker has to itself.
     """
+    if request.private:
+        raise ConfigError(
+            "evenstep plan repeats the samples of a dataset that all workers have, and here each has data of its own:"
+            " plan with a map-style dataset that all have, of samples of the same shapes"
+        )
     loader = require_loader(request.loader)
     sampling = Sampling.of(loader)
     workers = place_of(group=request.process_group)[1] if sampling.whole and not sampling.lists else 1

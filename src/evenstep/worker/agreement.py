@@ -50,6 +50,7 @@ _MUST_AGREE: Final = {
     "seed": Field(phrase="a seed of {} for the order of samples"),
     "drop_last": Field(phrase="drop_last={}"),
     "partition": Field(phrase="partition={}", none="no partition"),
+    "uneven": Field(phrase="uneven={}"),
     "accumulation": Field(phrase="accumulation={}"),
     "cost": Field(phrase="costs of samples with the checksum {}", none="no costs of samples"),
     "parameters": Field(phrase="a model of {} parameters"),

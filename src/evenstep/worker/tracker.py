@@ -93,11 +93,15 @@ class Tracker:
         return Lookahead(
             ledger,
             worker=self.workers.rank,
-            sizes=partial(self._next_sizes, epoch, ledger.global_batch_size),
+            sizes=self.sizes_in(epoch, ledger.global_batch_size),
             depth=depth,
             minimum=self.smallest_batch,
             sharing=None if costs is None else self._sharing(costs),
         )
+
+    def sizes_in(self, epoch: int, global_batch_size: int) -> Callable[[], IntArray]:
+        """Return what plans the sizes of the next iteration of this epoch, alike on every worker."""
+        return partial(self._next_sizes, epoch, global_batch_size)
 
     def _sharing(self, costs: EpochCosts) -> CostSharing:
         self._sample_times = self._sample_times or SampleTimes()

@@ -18,7 +18,7 @@ from evenstep.worker.agreement import Exchange
 from evenstep.worker.common_data import require_alike
 
 _ADVICE: Final = (
-    'give all workers the same dataset; or, for data that stay with their workers, partition="private" with local-sgd;'
+    'give all workers the same dataset; or, for data that stay with their workers, partition="private";'
     ' or partition="common" if the datasets are the same'
 )
 
@@ -54,7 +54,7 @@ def checksum_of(loader: DataLoader[Any]) -> int:
             dataset,
             batch_sampler=[list(dict.fromkeys((0, length // 2, length - 1)))],
             num_workers=processes,
-            collate_fn=_checksum,
+            collate_fn=checksum_of_samples,
             timeout=loader.timeout if processes else 0,
             worker_init_fn=seed_generators,
             multiprocessing_context="fork" if processes else None,
@@ -73,7 +73,8 @@ def _start_method(loader: DataLoader[Any]) -> str:
     return context.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
-def _checksum(samples: Any) -> int:
+def checksum_of_samples(samples: Any) -> int:
+    """The checksum of samples, or of a batch, without the parts that cannot be compared."""
     return checksum(_parts(samples))
 
 

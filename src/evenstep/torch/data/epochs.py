@@ -2,7 +2,7 @@
 
 import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, cast, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast, final
 
 from evenstep.core.disagreement import Field, require_agreement
 from evenstep.core.errors import ConfigError
@@ -175,20 +175,34 @@ class Epochs:
                 f"this loader state is of {_described(saved.lengths)} but the run has {_described(self._lengths)}:"
                 " resume with the partition, the workers and the datasets that it was taken on"
             )
-        if saved.length != self._length:
+        if saved.taken is not None or saved.length != self._length:
             raise ConfigError(
                 f"this loader state is of {saved.length} samples but the dataset gives {self._length}:"
                 " resume with the dataset that it was taken on"
             )
-        if saved.global_batch_size != self.global_batch_size:
-            tracker.set_global_batch_size(saved.global_batch_size)
-            _warn(f"global batch size {saved.global_batch_size}", self.global_batch_size)
-            self.global_batch_size = saved.global_batch_size
-        if saved.seed != self.order.seed:
-            _warn(f"seed {saved.seed}", self.order.seed)
-            self.order = replace(self.order, seed=saved.seed)
-        load_speeds(tracker, saved.load)
+        adopt(self, saved, tracker)
         self.at.restore(saved, self.iterations if saved.ends is None else len(saved.ends))
+
+
+class _Adopts(Protocol):
+    order: "EpochOrder"
+    global_batch_size: int
+
+
+def adopt(epochs: _Adopts, saved: LoaderState, tracker: Tracker) -> None:
+    """Continue with the global batch size and the seed of a state, with a warning if they are others, and its speeds.
+
+    Raises:
+        ConfigError: Its global batch size cannot be divided among these workers.
+    """
+    if saved.global_batch_size != epochs.global_batch_size:
+        tracker.set_global_batch_size(saved.global_batch_size)
+        _warn(f"global batch size {saved.global_batch_size}", epochs.global_batch_size)
+        epochs.global_batch_size = saved.global_batch_size
+    if saved.seed != epochs.order.seed:
+        _warn(f"seed {saved.seed}", epochs.order.seed)
+        epochs.order = replace(epochs.order, seed=saved.seed)
+    load_speeds(tracker, saved.load)
 
 
 def _described(lengths: list[int] | None) -> str:
@@ -196,4 +210,4 @@ def _described(lengths: list[int] | None) -> str:
 
 
 def _warn(saved: str, replaced: Any) -> None:
-    warnings.warn(f"the checkpoint's {saved} replaces {replaced}", stacklevel=4)
+    warnings.warn(f"the checkpoint's {saved} replaces {replaced}", stacklevel=5)

@@ -11,6 +11,7 @@ from evenstep.torch.data.batch_maker import BatchMaker
 from evenstep.torch.data.batches import Batches
 from evenstep.torch.data.fetch import ProcessFetcher, Requests, inner_loader, pinned, pins
 from evenstep.torch.data.loop import Maker
+from evenstep.torch.data.own_epochs import OwnEpochs
 from evenstep.torch.data.randomness import mixed
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class PreparedLoader(Batches):
 
     def _let_go(self) -> None:
         self._requests.end()
+        if self.bound and isinstance(self._epochs, OwnEpochs):
+            self._epochs.let_go()
 
     def _maker(self, shares: Shares, drawn: Drawn) -> Maker:
         source, order, pin = self._source, drawn.indices, pins(self._source)

@@ -11,9 +11,10 @@ import msgspec
 from torch.utils.data import DataLoader
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples import Drawn, EpochCosts, Ledger, Share, Shares, micro_batches
+from evenstep.core.samples import Drawn, EpochCosts, Ledger, OwnShares, Share, Shares, micro_batches
 from evenstep.core.values import UNLIMITED, require_whole
 from evenstep.torch.data.epochs import Epochs
+from evenstep.torch.data.own_epochs import OwnEpochs
 from evenstep.torch.engines.engine import Engine
 from evenstep.torch.engines.traces import Traces
 from evenstep.worker.hand_outs import HandedOut, Origin
@@ -81,7 +82,12 @@ class BatchLoop(ABC):
         self._source = source
         self._bound = bound
         self.surveyed = bound.surveyed
-        self._epochs = Epochs(bound.terms, source, bound.engine, self._at)
+        terms, engine = bound.terms, bound.engine
+        self._epochs: Epochs | OwnEpochs = (
+            Epochs(terms, source, engine, self._at)
+            if terms.own is None
+            else OwnEpochs(terms, source, engine, self._at, self.number)
+        )
 
     @property
     def bound(self) -> bool:
@@ -178,8 +184,21 @@ class BatchLoop(ABC):
         return self.engine.synchronises
 
     def __len__(self) -> int:
-        """Iterations in an epoch, the same on every worker; for a batch sampler, its length or the last count."""
+        """Iterations in an epoch, the same on every worker; for a batch sampler, its length or the last count.
+
+        Raises:
+            TypeError: Each worker draws from data of its own, so that the number depends on the workers' speeds.
+        """
+        if self._draws_own:
+            raise TypeError("a loader of each worker's own data has no length: it depends on the workers' speeds")
         return self.iterations_per_epoch
+
+    @property
+    def _draws_own(self) -> bool:
+        """True if each worker draws from data of its own, as many samples as its size says."""
+        if self._bound is None:
+            return self._session.draws_own(self._source)
+        return self._bound.terms.own is not None
 
     @property
     def iterations_per_epoch(self) -> int:
@@ -197,8 +216,13 @@ class BatchLoop(ABC):
         Call it after `set_epoch`, which resets the next loop to a whole epoch.
 
         Raises:
-            ConfigError: The iteration is not a whole number >= 0.
+            ConfigError: The iteration is not a whole number >= 0, or it is not known what was taken before it.
         """
+        if self._draws_own:
+            raise ConfigError(
+                "a loader of each worker's own data cannot start at an iteration, whose samples depended on the"
+                " workers' speeds: give load_state_dict what state_dict returned there"
+            )
         self._at.start_at(require_whole("iteration", iteration, 0, UNLIMITED))
 
     def set_epoch(self, epoch: int) -> None:
@@ -262,7 +286,7 @@ class BatchLoop(ABC):
                 " loop first"
             )
 
-    def _begin_loop(self) -> tuple[Ledger, Shares, Maker, Cutter]:
+    def _begin_loop(self) -> tuple[Ledger | OwnShares, Shares, Maker, Cutter]:
         bound, peeked = self._started, self._peeked
         bound.engine.begin_loop(self._origin)
         if peeked or self._left:
@@ -274,6 +298,9 @@ class BatchLoop(ABC):
                 " this one: leave it where loader.synchronises is True"
             )
         bound.engine.enter_loader()
+        if isinstance(self._epochs, OwnEpochs):
+            own = self._epochs.begin(again=peeked)
+            return own.shares, own.shares, own.make, partial(micro_batches, size=None)
         drawn, ledger = self._epochs.begin(again=peeked)
         costs = None if bound.terms.costs is None else EpochCosts(bound.terms.costs, drawn.indices)
         cut: Cutter = partial(micro_batches, size=bound.scheme.micro_batch, costs=costs)

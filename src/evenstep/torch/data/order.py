@@ -11,7 +11,7 @@ from typing import Any, Final, cast, final
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from evenstep.core.disagreement import require_agreement
 from evenstep.core.errors import ConfigError
@@ -194,7 +194,8 @@ def order_of(loader: DataLoader[Any], workers: Workers, seed: int) -> EpochOrder
     """
     sampling = Sampling.of(loader)
     sampler = sampling.sampler
-    length = len(cast("Sized", loader.dataset))
+    streams = isinstance(loader.dataset, IterableDataset)
+    length = MAX_LENGTH if streams else len(cast("Sized", loader.dataset))
     order = EpochOrder(length=length, dataset_length=length, seed=seed, shuffle=False, sampling=sampling)
     if isinstance(sampler, DistributedSampler) and type(sampler).__iter__ is DistributedSampler.__iter__:
         if sampler.num_replicas != workers.count:
@@ -204,7 +205,7 @@ def order_of(loader: DataLoader[Any], workers: Workers, seed: int) -> EpochOrder
             )
         whole = length - length % workers.count if sampler.drop_last else length
         return replace(order, length=whole, shuffle=sampler.shuffle, seed=sampler.seed)
-    if type(sampler) is SequentialSampler:
+    if streams or type(sampler) is SequentialSampler:
         return order
     if type(sampler) is RandomSampler:
         return _random(order, sampler, loader.dataset)

@@ -9,7 +9,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, cast, final
+from typing import TYPE_CHECKING, Any, TypeAlias, cast, final
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,9 @@ from evenstep.worker.hand_outs import HandedOut
 from evenstep.worker.iteration import Iteration
 from evenstep.worker.nonfinite import NonfiniteGuard
 from evenstep.worker.tracker import Tracker
+
+if TYPE_CHECKING:
+    from evenstep.torch.data.own_epochs import OwnLoop
 
 Reduced: TypeAlias = torch.futures.Future[torch.Tensor]
 CommHook: TypeAlias = tuple[Any, Callable[[Any, GradBucket], Reduced]]
@@ -82,6 +85,8 @@ class CollectiveEngine(Engine):
         self._divisor = 1.0
         """The units of all workers in the current iteration, if its micro-batches are weighed by units."""
         self._report_due = False
+        self._told: OwnLoop | None = None
+        """The loop of which the last report tells."""
         self._unsummed_steps = 0
         """The optimizers' steps since gradients were last summed."""
         self._looked = False
@@ -411,7 +416,9 @@ class CollectiveEngine(Engine):
                 # A tensor may be on a device, and reading it would wait for that device.
                 if "lr" in group and not isinstance(group["lr"], torch.Tensor):
                     rates.append(group["lr"])
-        return self._exchange.row(now, weighed=self._weighed, rates=rates, steps=self._steps)
+        self._told = self.own
+        extra = () if self.own is None else (self.own.word,)
+        return self._exchange.row(now, weighed=self._weighed, rates=rates, steps=self._steps, extra=extra)
 
     def _settle_weight(self) -> None:
         """Set the weight of this backward if that is not done: by units, which the other workers must have counted."""
@@ -476,7 +483,9 @@ class CollectiveEngine(Engine):
 
     def _agree(self, rows: IntArray) -> None:
         """Check that all workers did the same, and look at what need not be looked at in each iteration."""
-        self._exchange.check(rows)
+        extra = self._exchange.check(rows)
+        if self._told is not None:
+            self._told.shares.hear(extra[:, 0])
         if self._replicas is not None and self._replicas.looks.due():
             self._replicas.compare(self.meeting())
         if self._scale is not None and self._scale.looks and self._scale.ends():

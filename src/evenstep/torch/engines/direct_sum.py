@@ -35,7 +35,7 @@ class DirectSum:
         self._workers = workers
         self.sum = self._sum_of_two if workers.count == 2 else self._sum_of_parts
         """Replaces a tensor by the sum, and returns the rows of all workers, [workers, columns]."""
-        self._fits: tuple[torch.dtype, int] | None = None
+        self._fits: tuple[torch.dtype, int, int] | None = None
 
     def suits(self, tensor: torch.Tensor) -> bool:
         """True if this is likely to be faster than a ring: CPU, dense, several workers, a small tensor or parts."""
@@ -46,7 +46,7 @@ class DirectSum:
 
     def _sum_of_two(self, tensor: torch.Tensor, row: Callable[[], list[int]]) -> IntArray:
         own = row()
-        if self._fits != (fits := (tensor.dtype, tensor.numel())):
+        if self._fits != (fits := (tensor.dtype, tensor.numel(), len(own))):
             words = -(-tensor.nbytes // _WORD_BYTES)
             length, rank = words + len(own), self._workers.rank
             # To send and to receive: a tensor like this one, then a row.

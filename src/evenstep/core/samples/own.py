@@ -1,0 +1,152 @@
+"""Data of each worker's own, of unknown length: every worker takes its next samples, as many as its size says."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, final
+
+import numpy as np
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.samples.share import Request, Share
+from evenstep.core.values import UNLIMITED, IntArray
+
+_REMEMBERED: Final = 1024
+"""The latest iterations after which a state can be taken; scripts fetch far fewer ahead."""
+
+
+@final
+class OwnShares:
+    """One worker's shares of an epoch in which each worker draws from a loader of its own.
+
+    Workers tell each other a word: 2 k + e, where k is how many samples of the epoch a worker knows of, those taken
+    included, and e is 1 if there are no more. Words come with other messages (`hear`). Workers meet for them only where
+    a worker is to take samples that it has not told of; all have the same words, so all meet or none. A size is cut to
+    what a worker has left. A worker without samples repeats its last one, whose gradient does not count.
+
+    Args:
+        worker: The rank of the worker whose shares these are.
+        sizes: Returns the sizes as currently decided, int64 of shape [workers].
+        meet: Reads this worker's loader until it knows of so many samples, and returns the words of all workers, int64
+            of shape [workers]. All workers call it together.
+        minimum: The fewest samples that a worker can compute on.
+        stops: Whether the epoch is over when one worker has no samples left, and not when none has.
+        taken: The samples that each worker has taken already, int64 of shape [workers].
+        iteration: The iterations in which they were taken.
+
+    Attributes:
+        misses: Always 0: nothing is fetched out of turn.
+        iteration: The iterations that were handed out.
+
+    >>> shares = OwnShares(
+    ...     worker=0,
+    ...     sizes=lambda: np.array([4, 2]),
+    ...     meet=lambda _: np.array([2 * 5 + 1, 2 * 1 + 1]),
+    ...     taken=np.zeros(2, dtype=np.int64),
+    ... )
+    >>> while (share := shares.share()) is not None:
+    ...     print(share.sizes.tolist(), share.positions)
+    ...     shares.advance()
+    [4, 1] (0, 1, 2, 3)
+    [1, 0] (4,)
+    """
+
+    misses = 0
+
+    def __init__(
+        self,
+        *,
+        worker: int,
+        sizes: Callable[[], IntArray],
+        meet: Callable[[int], IntArray],
+        taken: IntArray,
+        minimum: int = 1,
+        stops: bool = False,
+        iteration: int = 0,
+    ) -> None:
+        self._worker = worker
+        self._decided = sizes
+        self._meet = meet
+        self._minimum = minimum
+        self._stops = stops
+        self._taken = taken
+        self._known, self._ended = taken, np.zeros(len(taken), dtype=bool)
+        self._sizes: IntArray | None = None
+        self._history = deque([taken], maxlen=_REMEMBERED)
+        self.iteration = iteration
+        self.over = False
+        """Whether the epoch is over."""
+
+    @property
+    def iterations(self) -> int:
+        """The iterations of the epoch once it is over, and UNLIMITED before."""
+        return self.iteration if self.over else UNLIMITED
+
+    def after(self, iteration: int) -> IntArray:
+        """The samples that each worker had taken after so many iterations of the epoch, int64 of shape [workers]."""
+        return self._history[iteration - self.iteration - 1]
+
+    def hear(self, words: IntArray) -> None:
+        """Note the words of all workers, int64 of shape [workers]."""
+        self._known, self._ended = words >> 1, (words & 1).astype(bool)
+
+    def share(self) -> Share | None:
+        """The share to compute on now; None when the epoch is over. May wait for other workers.
+
+        Raises:
+            ConfigError: A worker's loader has no sample at all.
+        """
+        wanted = np.maximum(self._decided(), 1)
+        if ((self._known - self._taken < wanted) & ~self._ended).any():
+            self.hear(self._meet(int(self._taken[self._worker] + wanted[self._worker])))
+        empty = np.flatnonzero(self._ended & (self._known == 0)).tolist()
+        if empty:
+            raise ConfigError(
+                f"the loader of worker {empty[0]} gave no sample in this epoch: give it a part of the data (at least as"
+                " many shards as there are workers) that can be read again in every epoch"
+            )
+        left = self._known - self._taken
+        # Where the only workers left are those without a size, they take what computes at all.
+        sizes = np.minimum(self._decided(), left)
+        self._sizes = sizes if sizes.any() else np.minimum(wanted, left)
+        self.over = bool((left == 0).any() if self._stops else not left.any())
+        return None if self.over else self._share(self._sizes, left)
+
+    def _share(self, sizes: IntArray, left: IntArray) -> Share:
+        start, size = int(self._taken[self._worker]), int(sizes[self._worker])
+        positions = tuple(range(start, start + size)) or (start - 1,)
+        dry = self._ended & (left == sizes)
+        return Share(
+            iteration=self.iteration,
+            positions=positions * max(-(-self._minimum // len(positions)), 1),
+            samples=size,
+            sizes=sizes,
+            ends_epoch=bool(dry.any() if self._stops else dry.all()),
+        )
+
+    def advance(self) -> None:
+        """The share has been handed out."""
+        assert self._sizes is not None
+        self.iteration += 1
+        self._taken = self._taken + self._sizes
+        self._history.append(self._taken)
+
+    def replan(self) -> None:
+        """See `Shares.replan`; every share is planned when it is asked for."""
+
+    def request(self, limit: int | None, *, whole: bool = False) -> Request | None:
+        """See `Shares.request`; the worker's own loader fetches ahead."""
+        return None
+
+
+def require_unlike(checksums: Sequence[int]) -> None:
+    """Check that the workers read different samples, by the checksums of their first ones; 0 stands for unknown.
+
+    Raises:
+        ConfigError: All read the same.
+    """
+    if len(checksums) > 1 and len({*checksums}) == 1 and checksums[0]:
+        raise ConfigError(
+            "all workers' loaders began with the same samples, so each would train on the same data: give each worker"
+            " its own part, by its rank (split_by_node of webdataset, datasets.distributed.split_dataset_by_node), or"
+            " leave out partition for a map-style dataset that all have"
+        )

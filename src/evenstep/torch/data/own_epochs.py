@@ -1,0 +1,213 @@
+"""A loader's progress where each worker has data of its own: its epochs, what was taken, and the state to save."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.samples import OwnShares, Share, require_unlike
+from evenstep.core.values import UNLIMITED
+from evenstep.torch.data.epochs import adopt
+from evenstep.torch.data.fetch import pins
+from evenstep.torch.data.order import order_of
+from evenstep.torch.data.own_data import OwnData
+from evenstep.torch.data.randomness import mixed, seeded_randomness
+from evenstep.torch.data.sampling import MAX_LENGTH
+from evenstep.torch.engines.engine import Engine
+from evenstep.torch.processes.workers import gather
+from evenstep.worker.agreement import tell
+from evenstep.worker.loader_state import LoaderState, Progress
+from evenstep.worker.tracker import Tracker
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from evenstep.core.samples import Indices
+    from evenstep.core.values import IntArray
+    from evenstep.torch.agree import Terms
+    from evenstep.torch.data.order import EpochOrder
+
+_BLOCK: Final = 2**16
+"""The indices that are looked up at once."""
+
+
+@final
+class OwnEpochs:
+    """The epochs of one loader that each worker has to itself; attributes and methods as of `Epochs`.
+
+    A loader over a map-style dataset draws in the order of its seed; a loader over an IterableDataset is iterated over
+    as it is, once an epoch.
+    """
+
+    def __init__(self, terms: "Terms", source: DataLoader[Any], engine: Engine, at: Progress, number: int) -> None:
+        self.at = at
+        self.order: EpochOrder = terms.order
+        self.global_batch_size = terms.global_batch_size
+        self._stops = terms.own == "stop"
+        self._source = source
+        self._engine = engine
+        self._number = number
+        self._loop: OwnLoop | None = None
+        self._resumes_after: IntArray = np.zeros(engine.workers.count, dtype=np.int64)
+        if at.chosen:
+            self.set_next(at.next_epoch)
+
+    @property
+    def iterations(self) -> int:
+        """As of an epoch that never ends: its length depends on the workers' speeds."""
+        return MAX_LENGTH // self.global_batch_size
+
+    def set_next(self, epoch: int) -> None:
+        """Make the next loop this epoch."""
+        self.at.set_next(epoch)
+
+    def begin(self, *, again: bool) -> "OwnLoop":
+        """Begin the next loop, on the last loop's epoch `again` if the script has not chosen one."""
+        self.let_go()
+        resuming, engine, rank = self.at.begin(again=again), self._engine, self._engine.workers.rank
+        taken = self._resumes_after if resuming else np.zeros_like(self._resumes_after)
+        data = self._data(int(taken[rank]))
+        tracker, workers = engine.tracker, engine.workers
+
+        def meet(until: int) -> "IntArray":
+            def read() -> _Told:
+                data.skip(int(taken[rank]))
+                data.read(until)
+                return _Told({"word": data.word, "first": 0 if taken.any() else data.checksum})
+
+            with engine.meeting():
+                _, records = tell(read, lambda record: gather(workers, record))
+            require_unlike([each["first"] for each in records])
+            return np.array([each["word"] for each in records], dtype=np.int64)
+
+        shares = OwnShares(
+            worker=rank,
+            sizes=tracker.sizes_in(self.at.epoch, self.global_batch_size),
+            meet=meet,
+            minimum=tracker.smallest_batch,
+            stops=self._stops,
+            taken=taken,
+            iteration=self.at.done,
+        )
+        self._loop = engine.own = OwnLoop(shares, data, rank)
+        return self._loop
+
+    def _data(self, taken: int) -> OwnData:
+        source, epoch = self._source, self.at.epoch
+        key = self.order.seed, self._number, epoch, self._engine.workers.rank
+        if callable(set_epoch := getattr(source.dataset, "set_epoch", None)):
+            set_epoch(epoch)
+        if isinstance(source.dataset, IterableDataset):
+            with seeded_randomness(*key):  # It draws the seed of its data workers.
+                return OwnData(iter(source), pin=pins(source))
+        self.order = replace(order_of(source, self._engine.workers, self.order.seed), seed=self.order.seed)
+        size = self.order.sampling.batch_size
+        length = self.order.length
+        if self.order.sampling.drop_last and size is not None:
+            length -= length % size
+        first = max(taken - 1, 0)  # A worker without samples repeats the last one.
+        drawn = self.order.draw(epoch, self._engine.workers, lambda record: [dict(record)])
+        inner = DataLoader(
+            source.dataset,
+            batch_size=size,
+            sampler=_Rest(drawn.indices, first, length),
+            num_workers=source.num_workers,
+            collate_fn=source.collate_fn,
+            pin_memory=pins(source),
+            timeout=source.timeout,
+            worker_init_fn=source.worker_init_fn,
+            multiprocessing_context=source.multiprocessing_context,
+            prefetch_factor=source.prefetch_factor,
+            generator=torch.Generator().manual_seed(mixed(*key)),
+        )
+        return OwnData(iter(inner), first, pin=pins(source))
+
+    def state(self, done: int, tracker: Tracker) -> LoaderState:
+        """The state after `done` iterations of the epoch; `length` is 0 while that of the epoch is not known."""
+        shares = None if self._loop is None else self._loop.shares
+        taken = self._resumes_after if shares is None else shares.after(done)
+        over = shares is not None and shares.over and done == shares.iteration
+        return LoaderState(
+            seed=self.order.seed,
+            epoch=self.at.epoch,
+            iteration=done,
+            looping=self.at.looping,
+            length=int(taken.sum()) if over else 0,
+            global_batch_size=self.global_batch_size,
+            order=None,
+            taken=taken.tolist(),
+            load=tracker.state_dict(),
+        )
+
+    def restore(self, saved: LoaderState, tracker: Tracker) -> None:
+        """Continue from a state. Its global batch size and seed win, with a warning.
+
+        Raises:
+            ConfigError: It is of a common dataset, or of another number of workers.
+        """
+        workers = self._engine.workers.count
+        if saved.taken is None or len(saved.taken) != workers:
+            of = "a common dataset" if saved.taken is None else f"data of {len(saved.taken)} workers' own"
+            raise ConfigError(
+                f"this loader state is of {of} and the run has data of {workers} workers' own: resume with the"
+                " partition, the workers and the data that it was taken on"
+            )
+        adopt(self, saved, tracker)
+        self.let_go()
+        self._loop = None
+        self._resumes_after = np.array(saved.taken, dtype=np.int64)
+        self.at.restore(saved, saved.iteration if saved.length else UNLIMITED)
+
+    def let_go(self) -> None:
+        """Let go of the data workers of the last loop."""
+        if self._loop is not None:
+            self._loop.close()
+
+
+@final
+class OwnLoop:
+    """A loop over one worker's own data: the shares, and their batches."""
+
+    def __init__(self, shares: OwnShares, data: OwnData, rank: int) -> None:
+        self.shares = shares
+        self._data = data
+        self._rank = rank
+
+    def make(self, share: Share, piece: Share) -> Any:
+        """The batch of this share. Reads as far as the next one needs, so that the report on this one tells of it."""
+        batch = self._data.take(piece.positions)
+        self._data.read_ahead(max(piece.positions) + 1 + max(share.samples, 1))
+        return batch
+
+    @property
+    def word(self) -> int:
+        """What this worker tells the others; see `OwnShares`."""
+        return self._data.word
+
+    def close(self) -> None:
+        """Let go of the data workers."""
+        self._data.close()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Told:
+    record: "Mapping[str, Any]"
+
+
+@final
+class _Rest:
+    """The sampler of the positions from `start` (included) to `stop` (excluded) of an epoch."""
+
+    def __init__(self, indices: "Indices", start: int, stop: int) -> None:
+        self._indices = indices
+        self._start = start
+        self._stop = stop
+
+    def __iter__(self) -> Iterator[int]:
+        for start in range(self._start, self._stop, _BLOCK):
+            yield from self._indices[np.arange(start, min(start + _BLOCK, self._stop))].tolist()
