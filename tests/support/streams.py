@@ -9,6 +9,7 @@ from support.training import FEATURES, model_of, optimizer_of, step, weights
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
 import evenstep
+from evenstep.torch.data import own_epochs
 
 
 def rows_of(rank, count):
@@ -97,3 +98,124 @@ def train_alone(run, counts, found):
             rows = torch.cat([own[numbers] for own, numbers in zip(data, batches, strict=True)])
             step(model, optimizer, rows, targets_of(rows))
     return weights(model)
+
+
+def prepared(loader, **options):
+    model = torch.nn.Linear(FEATURES, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return evenstep.prepare(model, optimizer, loader, **{"scheme": "bsp", **options})
+
+
+def train_on(model, optimizer, loader):
+    for rows, targets in loader:
+        step(model, optimizer, rows, targets)
+
+
+def count_meetings(run, counts):
+    """How often workers met for words, which other messages did not bring."""
+    rank, meetings = dist.get_rank(), []
+    gather = own_epochs.gather
+    own_epochs.gather = lambda *arguments: meetings.append(1) or gather(*arguments)
+    model, optimizer, loader = prepared(loader_of("tuples", rank, counts[rank], batch_size=run.batch_size))
+    for _ in range(run.epochs):
+        train_on(model, optimizer, loader)
+    return {"iterations": loader.iteration, "meetings": len(meetings)}
+
+
+class Rows(IterableDataset):
+    """Whatever batches it is given."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+def batches_of(*batches, **options):
+    """A loader that gives these batches as they are."""
+    return DataLoader(Rows(batches), **{"batch_size": None, "collate_fn": lambda batch: batch, **options})
+
+
+def own_stream(**options):
+    return loader_of("tuples", dist.get_rank(), 20, **options)
+
+
+def unlike(*shape):
+    return torch.full(shape, float(dist.get_rank()), dtype=torch.float64)
+
+
+REFUSED = [
+    (own_stream, {"scheme": "local-sgd"}, "give loaders over map-style datasets and leave out uneven"),
+    (own_stream, {"cost": [1.0] * 20}, "cost= divides slices of a dataset that all workers have"),
+    (own_stream, {"accumulation": 2}, "here each has data of its own: leave them out"),
+    (own_stream, {"scheme": "lb-bsp:micro_batch=2"}, "here each has data of its own: leave them out"),
+    (own_stream, {"empty": "shrink"}, "leave out empty"),
+    (own_stream, {"partition": "common"}, 'leave out partition="common"'),
+    (own_stream, {"uneven": "maybe"}, "uneven must be 'continue' or 'stop', not 'maybe'"),
+    (
+        lambda: DataLoader(TensorDataset(torch.zeros(20, FEATURES)), batch_size=4),
+        {"uneven": "stop"},
+        'leave it out, or give partition="private"',
+    ),
+    (lambda: loader_of("tuples", 0, 20), {}, "all workers' loaders began with the same samples"),
+    (
+        lambda: loader_of("tuples", dist.get_rank(), 20 * (1 - dist.get_rank())),
+        {},
+        "the loader of worker 1 gave no sample in this epoch",
+    ),
+    (lambda: batches_of(unlike(3, 2)), {}, "give prepare a global_batch_size"),
+    (lambda: batches_of(unlike(3, 2), {"a": 3}), {"global_batch_size": 12}, "batches of a worker's own data are cut"),
+    (lambda: batches_of((unlike(3, 2), unlike(2))), {"global_batch_size": 6}, "with a row for each sample"),
+    (lambda: batches_of(unlike(3, 2), unlike(3, 4)), {"global_batch_size": 12}, "cannot be joined by rows"),
+]
+
+
+def refused(case):
+    """Trains with what cannot work; by its loader, the options, and what is said."""
+    loader, options, _ = REFUSED[case]
+    train_on(*prepared(loader(), **options))
+
+
+def fail():
+    """Worker 0's stream fails in the third iteration."""
+    rank = dist.get_rank()
+    dataset = Stream(rows_of(rank, 40), fails_at=10 if rank == 0 else None)
+    train_on(*prepared(DataLoader(dataset, batch_size=4)))
+
+
+def ask():
+    loader = prepared(own_stream())[2]
+    told = []
+    for call in (lambda: len(loader), lambda: loader.start_at(2)):
+        try:
+            call()
+        except (TypeError, evenstep.ConfigError) as error:
+            told.append(str(error).split(": ")[1])
+    return told
+
+
+WRONG_STATES = [
+    ("fewer workers", "is of data of 3 workers' own and the run has data of 2 workers' own"),
+    ("common", "this loader state is of a common dataset and the run has data of 2 workers' own"),
+    ("own", "resume with the dataset that it was taken on"),
+    ("less data", "gave 20 samples and the state was taken after 50 of them"),
+]
+
+
+def resume_wrongly(case):
+    rank = dist.get_rank()
+    common = DataLoader(TensorDataset(rows_of(0, 20), targets_of(rows_of(0, 20))), batch_size=4)
+    with prepared(common if case == "common" else own_stream())[2] as loader:
+        state = loader.state_dict()
+    if case == "fewer workers":
+        state["taken"] = [0, 0, 0]
+    elif case == "less data":
+        state.update(taken=[50, 50], iteration=3)
+    model, optimizer, loader = prepared(common if case == "own" else own_stream())
+    try:
+        loader.load_state_dict(state)
+        train_on(model, optimizer, loader)
+    except evenstep.ConfigError as error:
+        return str(error)
+    return f"worker {rank} was told nothing"

@@ -20,6 +20,11 @@ from torch.utils.data import (
 
 import evenstep
 from evenstep import ConfigError
+from evenstep.launch.launch_settings import LaunchSettings
+from evenstep.torch.data.order import EpochOrder
+from evenstep.torch.refusals import require_private_possible
+from evenstep.torch.request import RunRequest
+from evenstep.torch.survey import to_be_surveyed
 
 
 class Endless(IterableDataset):
@@ -102,7 +107,6 @@ def test_options(options, fragment):
     ("loader", "fragment"),
     [
         ([1, 2], "must be a torch DataLoader, not list"),
-        (DataLoader(Endless()), "evenstep.ShardedDataset"),
         (DataLoader(range(9), batch_size=None), "batch_sampler"),
         (DataLoader(range(3), batch_size=9, drop_last=True), "drop_last leaves nothing of 3 samples"),
         (DataLoader(range(9), sampler=DistributedSampler(range(9), 2, 0)), "made for 2 workers but there are 1"),
@@ -110,6 +114,16 @@ def test_options(options, fragment):
 )
 def test_loaders(loader, fragment):
     assert fragment in refusal(loader=loader)
+
+
+def test_streams():
+    stream = DataLoader(Endless(), batch_size=4)
+    assert "evenstep.ShardedDataset" in refusal(loader=stream, partition="common")
+    request = RunRequest.of(LaunchSettings(), scheme="asp").of_parts(stream, None)
+    with pytest.raises(ConfigError, match="'asp' shares them out by iteration: use lb-bsp, dbs, bsp"):
+        require_private_possible(request, request.asked_scheme(), EpochOrder.__new__(EpochOrder))
+    with pytest.raises(ConfigError, match="evenstep plan repeats the samples of a dataset that all workers have"):
+        to_be_surveyed(request)
 
 
 def test_models():

@@ -64,8 +64,7 @@ def test_a_run_resumes_in_mid_epoch_on_as_many_workers():
 
 
 CASES = [
-    (("lb-bsp", {}, {}), "partition=\"private\" keeps samples with their workers, and 'lb-bsp' shares them out"),
-    (("local-sgd:load=lb-bsp", {}, {}), "use local-sgd with equal sizes"),
+    (("local-sgd:load=lb-bsp", {}, {}), "or local-sgd with equal sizes"),
     (("asp:engine=nothing", {}, {}), "engine"),
     (("local-sgd", {"sampler": [1, 0]}, {}), "draws each worker's order from the seed"),
     (("local-sgd", {}, {"empty": "shrink"}), "leave out empty"),
