@@ -5,18 +5,18 @@ import io
 import numpy as np
 import torch
 import torch.distributed as dist
-from support.training import FEATURES, model_of, optimizer_of, step, weights
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
 import evenstep
 from evenstep.torch.data import own_epochs
+from support.training import FEATURES, model_of, optimizer_of, step, weights
 
 
 def rows_of(rank, count):
     """Samples of which the first value says which they are: (worker, number)."""
     rows = torch.randn(count, FEATURES, generator=torch.Generator().manual_seed(100 + rank), dtype=torch.float64)
     rows[:, 0] = torch.arange(count) / 10 + 1000 * rank
-    return rows
+    return rows.float().double()  # datasets gives float32.
 
 
 def targets_of(rows):
@@ -219,3 +219,55 @@ def resume_wrongly(case):
     except evenstep.ConfigError as error:
         return str(error)
     return f"worker {rank} was told nothing"
+
+
+SHARDS, LENGTH = 6, 90
+
+
+def write_shards(folder):
+    """As webdataset writes them: 6 shards of 15 samples."""
+    import webdataset
+
+    rows = rows_of(0, LENGTH).numpy()
+    with webdataset.ShardWriter(f"{folder}/%d.tar", maxcount=LENGTH // SHARDS, verbose=0) as writer:
+        for number, row in enumerate(rows):
+            writer.write({"__key__": f"{number:04d}", "row.npy": row})
+
+
+def of_webdataset(folder, run):
+    import webdataset
+
+    shards = webdataset.WebDataset(
+        f"{folder}/{{0..{SHARDS - 1}}}.tar", nodesplitter=webdataset.split_by_node, shardshuffle=False
+    )
+    samples = shards.shuffle(10, seed=1).decode().to_tuple("row.npy")
+    return DataLoader(samples.batched(run.batch_size), batch_size=None, num_workers=run.num_workers)
+
+
+def of_datasets(_, run):
+    import datasets
+    from datasets.distributed import split_dataset_by_node
+
+    rows = rows_of(0, LENGTH).tolist()
+    whole = datasets.Dataset.from_dict({"row": rows}).cast_column("row", datasets.List(datasets.Value("float64")))
+    stream = whole.to_iterable_dataset(num_shards=SHARDS).shuffle(seed=1, buffer_size=10).with_format("torch")
+    own = split_dataset_by_node(stream, dist.get_rank(), dist.get_world_size())
+    return DataLoader(own, batch_size=run.batch_size, num_workers=run.num_workers)
+
+
+def train_on_shards(run, kind, folder):
+    """As `train`, of the shards of a library; numbers are of the whole data."""
+    model = model_of(run)
+    loader = (of_webdataset if kind == "webdataset" else of_datasets)(folder, run)
+    model, optimizer, loader = evenstep.prepare(
+        model, optimizer_of(run, model), loader, scheme=run.chosen_scheme(), seed=run.seed, **run.options
+    )
+    seen = []
+    with loader:
+        for _ in range(run.epochs):
+            seen.append([])
+            for batch in loader:
+                rows = (batch["row"] if kind == "datasets" else batch[0]).double()
+                seen[-1].append(numbers_of(rows[: loader.current.samples], 0))
+                step(model, optimizer, rows, targets_of(rows))
+        return {"seen": seen, "weights": weights(model)}
