@@ -271,3 +271,68 @@ def train_on_shards(run, kind, folder):
                 seen[-1].append(numbers_of(rows[: loader.current.samples], 0))
                 step(model, optimizer, rows, targets_of(rows))
         return {"seen": seen, "weights": weights(model)}
+
+
+def train_with_checkpoints(run, counts, folder, stop):
+    """Leaves its loop after `stop` iterations, on whose last batch it has not stepped; or goes on from there."""
+    rank = dist.get_rank()
+    model = model_of(run)
+    loader = loader_of("tuples", rank, counts[rank], batch_size=run.batch_size)
+    model, optimizer, loader = evenstep.prepare(model, optimizer_of(run, model), loader, scheme=run.chosen_scheme())
+    evenstep.checkpoint.restore(folder, model, optimizer, loader)
+    seen = []
+    for _ in range(loader.epoch, run.epochs):
+        for rows, targets in loader:
+            loss = torch.nn.functional.mse_loss(model(rows), targets)
+            if len(seen) == stop:
+                evenstep.checkpoint.save(folder, model, optimizer, loader)
+                return {"seen": seen, "weights": weights(model)}
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            seen.append(numbers_of(rows[: loader.current.samples], rank))
+    return {"seen": seen, "weights": weights(model)}
+
+
+def loop_as_scripts_do(run, counts):
+    """Looks at a batch before training, fetches batches ahead, and leaves the first epoch early."""
+    rank = dist.get_rank()
+    model = model_of(run)
+    model, optimizer, loader = evenstep.prepare(
+        model,
+        optimizer_of(run, model),
+        loader_of("tuples", rank, counts[rank], batch_size=run.batch_size, processes=run.num_workers),
+        scheme=run.chosen_scheme(),
+    )
+    next(iter(loader))
+    seen = []
+    for epoch in range(2):
+        seen.append([])
+        ahead = iter(loader)
+        batch, share = next(ahead), loader.newest
+        while batch is not None:
+            following = next(ahead, None)
+            seen[-1].append(numbers_of(batch[0][: share.samples], rank))
+            step(model, optimizer, *batch)
+            batch, share = following, loader.newest
+            if epoch == 0 and len(seen[-1]) == 3:
+                break
+        del ahead
+    return {"seen": seen, "weights": weights(model), "epoch": loader.epoch}
+
+
+def take_turns(run):
+    """A session with a stream of each worker's own and a dataset that all have, in turns."""
+    rank = dist.get_rank()
+    session = evenstep.Session(run.chosen_scheme())
+    model = session.model(model_of(run))
+    optimizer = session.optimizer(optimizer_of(run, model.module))
+    own = session.loader(loader_of("tuples", rank, 20, batch_size=run.batch_size))
+    rows = rows_of(9, 18)
+    common = session.loader(DataLoader(TensorDataset(rows, targets_of(rows)), batch_size=run.batch_size))
+    seen = []
+    for loader in (common, own, common):
+        for batch in loader:
+            step(model, optimizer, *batch)
+        seen.append(loader.iteration)
+    return {"iterations": seen, "length": len(common), "weights": weights(model)}

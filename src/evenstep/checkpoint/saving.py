@@ -188,4 +188,4 @@ def _trained_on(loader: Batches) -> dict[str, Any]:
             " after optimizer.step()",
             stacklevel=3,
         )
-    return {**state, "iteration": max(0, state["iteration"] - loader.unstepped)}
+    return loader.state_before(loader.unstepped)

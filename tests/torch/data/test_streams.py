@@ -100,3 +100,31 @@ def test_an_error_of_one_worker_s_stream_is_told_to_all():
 def test_a_loader_of_own_data_has_no_length_and_starts_nowhere_else():
     for value in results(run_workers(streams.ask, 2)):
         assert value == ["it depends on the workers' speeds", "give load_state_dict what state_dict returned there"]
+
+
+def test_a_checkpoint_hands_a_batch_without_a_step_out_again(tmp_path):
+    run = Run(scripted=3, batch_size=4, epochs=1)
+    before = results(run_workers(streams.train_with_checkpoints, 3, run, COUNTS, str(tmp_path), 4))
+    after = results(run_workers(streams.train_with_checkpoints, 3, run, COUNTS, str(tmp_path), None))
+    joined = [[*one["seen"], *two["seen"]] for one, two in zip(before, after, strict=True)]
+    for count, batches in zip(COUNTS, joined, strict=True):
+        assert sorted(number for batch in batches for number in batch) == list(range(count))
+    expected = streams.train_alone(run, COUNTS, [[batches] for batches in joined])
+    for value in after:
+        np.testing.assert_allclose(value["weights"], expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_scripts_may_look_at_data_fetch_ahead_and_leave_early(processes):
+    run = Run(scripted=11, batch_size=4, num_workers=processes)
+    values = results(run_workers(streams.loop_as_scripts_do, 3, run, COUNTS))
+    assert [value["epoch"] for value in values] == [2, 2, 2]
+    for count, value in zip(COUNTS, values, strict=True):
+        assert sorted(number for batch in value["seen"][1] for number in batch) == list(range(count))
+    of_one_process(run, values)
+
+
+def test_a_session_has_streams_beside_common_data():
+    first, *others = results(run_workers(streams.take_turns, 2, Run(scheme="lb-bsp", batch_size=3)))
+    assert first["length"] == 3
+    assert [value["weights"] for value in others] == [first["weights"]]

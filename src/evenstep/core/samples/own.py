@@ -83,7 +83,7 @@ class OwnShares:
 
     def after(self, iteration: int) -> IntArray:
         """The samples that each worker had taken after so many iterations of the epoch, int64 of shape [workers]."""
-        return self._history[iteration - self.iteration - 1]
+        return self._history[max(iteration - self.iteration - 1, -len(self._history))]
 
     def hear(self, words: IntArray) -> None:
         """Note the words of all workers, int64 of shape [workers]."""

@@ -344,11 +344,16 @@ class BatchLoop(ABC):
         """The state of the run at this point of the loop; it resumes within an epoch, on any number of workers.
 
         Plain numbers, lists, dicts and strings. One worker's state serves all workers, except under local SGD within an
-        epoch before `settle`, where it gives a warning.
+        epoch before `settle`, where it gives a warning. Where each worker draws from data of its own, it resumes on as
+        many workers.
         """
         if self.engine.unsettled is not None:
             warnings.warn(self.engine.unsettled, stacklevel=2)
-        return msgspec.structs.asdict(self._epochs.state(self._done, self._tracker))
+        return self.state_before(0)
+
+    def state_before(self, iterations: int) -> dict[str, Any]:
+        """The state so many iterations before this point, within the epoch; for evenstep's own use."""
+        return msgspec.structs.asdict(self._epochs.state(max(self._done - iterations, 0), self._tracker))
 
     @property
     def _done(self) -> int:

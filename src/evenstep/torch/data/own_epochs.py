@@ -73,14 +73,17 @@ class OwnEpochs:
         data = self._data(int(taken[rank]))
         tracker, workers = engine.tracker, engine.workers
 
+        def exchange(record: "Mapping[str, Any]") -> list[dict[str, Any]]:
+            with engine.meeting():
+                return gather(workers, record)
+
         def meet(until: int) -> "IntArray":
             def read() -> _Told:
                 data.skip(int(taken[rank]))
                 data.read(until)
                 return _Told({"word": data.word, "first": 0 if taken.any() else data.checksum})
 
-            with engine.meeting():
-                _, records = tell(read, lambda record: gather(workers, record))
+            _, records = tell(read, exchange)
             require_unlike([each["first"] for each in records])
             return np.array([each["word"] for each in records], dtype=np.int64)
 
@@ -93,7 +96,7 @@ class OwnEpochs:
             taken=taken,
             iteration=self.at.done,
         )
-        self._loop = engine.own = OwnLoop(shares, data, rank)
+        self._loop = engine.own = OwnLoop(shares, data)
         return self._loop
 
     def _data(self, taken: int) -> OwnData:
@@ -172,15 +175,15 @@ class OwnEpochs:
 class OwnLoop:
     """A loop over one worker's own data: the shares, and their batches."""
 
-    def __init__(self, shares: OwnShares, data: OwnData, rank: int) -> None:
+    def __init__(self, shares: OwnShares, data: OwnData) -> None:
         self.shares = shares
         self._data = data
-        self._rank = rank
 
     def make(self, share: Share, piece: Share) -> Any:
-        """The batch of this share. Reads as far as the next one needs, so that the report on this one tells of it."""
+        """The batch of this share. Reads what the next one needs, so that the report on this one tells of it."""
         batch = self._data.take(piece.positions)
-        self._data.read_ahead(max(piece.positions) + 1 + max(share.samples, 1))
+        # An eighth more, as sizes change by little from one iteration to the next.
+        self._data.read_ahead(max(piece.positions) + 2 + share.samples + share.samples // 8)
         return batch
 
     @property

@@ -1,0 +1,132 @@
+"""Shares of data of each worker's own, whose lengths nobody knows beforehand."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.samples import OwnShares, require_unlike
+
+
+class Reader:
+    """A worker's data: tells of no more than it was asked for, in batches of the loader's size."""
+
+    def __init__(self, length, batch):
+        self.length, self.batch = length, batch
+        self.known, self.ended = 0, False
+
+    def read(self, until):
+        while self.known < until and not self.ended:
+            step = min(self.batch, self.length - self.known)
+            self.known, self.ended = self.known + step, step == 0
+
+    @property
+    def word(self):
+        return 2 * self.known + self.ended
+
+
+def epoch(lengths, sizes, *, batch=3, ahead=True, minimum=1, stops=False):
+    """The shares of all workers, by iteration, and how often they met."""
+    readers, decided = [Reader(length, batch) for length in lengths], np.array(sizes[0])
+    workers, meetings = [], 0
+
+    def meet(worker, until):
+        nonlocal meetings
+        meetings += worker == 0
+        # In one process the others are asked for what they ask for themselves.
+        for each, reader in enumerate(readers):
+            reader.read(int(workers[each]._taken[each] + max(decided[each], 1)))
+        assert readers[worker].known >= until or readers[worker].ended
+        return np.array([reader.word for reader in readers])
+
+    for rank in range(len(lengths)):
+        workers.append(
+            OwnShares(
+                worker=rank,
+                sizes=lambda: decided,
+                meet=lambda until, rank=rank: meet(rank, until),
+                taken=np.zeros(len(lengths), dtype=np.int64),
+                minimum=minimum,
+                stops=stops,
+            )
+        )
+    found = []
+    while True:
+        decided = np.array(sizes[len(found) % len(sizes)])
+        shares = [worker.share() for worker in workers]
+        if None in shares:
+            assert shares == [None] * len(workers)
+            return found, meetings
+        found.append(shares)
+        for worker in workers:
+            worker.advance()
+        if ahead:
+            for rank, reader in enumerate(readers):
+                reader.read(int(workers[rank]._taken[rank] + decided[rank] + 1))
+            for worker in workers:
+                worker.hear(np.array([reader.word for reader in readers]))
+
+
+lists = st.lists(st.integers(1, 30), min_size=3, max_size=3)
+
+
+@given(
+    lengths=lists,
+    sizes=st.lists(st.lists(st.integers(0, 7), min_size=3, max_size=3).filter(any), min_size=1, max_size=5),
+    batch=st.integers(1, 9),
+    ahead=st.booleans(),
+    minimum=st.integers(1, 3),
+)
+def test_each_sample_is_taken_once_in_order_and_all_workers_plan_alike(lengths, sizes, batch, ahead, minimum):
+    found, _ = epoch(lengths, sizes, batch=batch, ahead=ahead, minimum=minimum)
+    for rank, length in enumerate(lengths):
+        own = [shares[rank] for shares in found]
+        assert [each for share in own for each in share.positions[: share.samples]] == list(range(length))
+        for share in own:
+            assert len(share.positions) >= minimum
+            assert share.sizes[rank] == share.samples
+    for number, shares in enumerate(found):
+        assert {share.iteration for share in shares} == {number}
+        assert len({tuple(share.sizes.tolist()) for share in shares}) == 1
+        assert shares[0].sizes.any()
+
+
+@given(lengths=lists, sizes=st.lists(st.integers(1, 7), min_size=3, max_size=3))
+def test_an_epoch_that_stops_ends_with_the_first_worker_that_has_none_left(lengths, sizes):
+    found, _ = epoch(lengths, [sizes], stops=True)
+    assert len(found) == min(-(-length // size) for length, size in zip(lengths, sizes, strict=True))
+
+
+def test_workers_meet_where_a_worker_is_to_take_more_than_it_has_told():
+    assert epoch([30, 30], [[3, 3]])[1] == 1  # To begin with.
+    assert epoch([30, 30], [[3, 3]], ahead=False)[1] == 11
+    assert epoch([30, 30], [[1, 5], [5, 1]], batch=1)[1] > 5
+
+
+def test_what_was_taken_after_earlier_iterations_is_known():
+    shares = OwnShares(
+        worker=1,
+        sizes=lambda: np.array([3, 2]),
+        meet=lambda _: np.array([2 * 50, 2 * 50]),
+        taken=np.array([7, 4]),
+        iteration=2,
+    )
+    for number in range(3):
+        assert shares.share().positions == (4 + 2 * number, 5 + 2 * number)
+        shares.advance()
+    assert [shares.after(number).tolist() for number in (2, 3, 5)] == [[7, 4], [10, 6], [16, 10]]
+    assert shares.after(0).tolist() == [7, 4]  # Nothing is known of iterations before.
+    assert shares.request(None) is None
+
+
+def test_data_that_cannot_be_trained_on_are_refused():
+    shares = OwnShares(
+        worker=0, sizes=lambda: np.array([3, 2]), meet=lambda _: np.array([6, 1]), taken=np.zeros(2, dtype=np.int64)
+    )
+    with pytest.raises(ConfigError, match="the loader of worker 1 gave no sample in this epoch"):
+        shares.share()
+    with pytest.raises(ConfigError, match="began with the same samples"):
+        require_unlike([5, 5, 5])
+    for checksums in ([5], [5, 6], [0, 0]):
+        require_unlike(checksums)
