@@ -6,7 +6,8 @@
 #   make test-all  the same with the frameworks of evenstep.integrations and the trackers installed; make test skips their
 #                  tests, with the reason, where they are absent. Then tests/frameworks for each of FRAMEWORKS, in an
 #                  environment of its own (.venv-jax by constraints-jax.txt, for one), with the parameter servers of
-#                  .venv, since they need torch; MXNet needs Python 3.11. .ci/run calls this one
+#                  .venv, since they need torch; MXNet needs Python 3.11. .ci/run calls this one, with a part of
+#                  FRAMEWORK_TESTS: all of them take twenty minutes more
 #   make faults    every cell of the grid of faults, some at a time, for about half an hour; writes docs/faults.md
 #   make gpu       what only a CUDA device can show, with records in benchmarks/results; needs one device, and no network
 #   make check     formatting, lint, types, import contracts, and whether the figures in documents come from the present code
@@ -26,6 +27,7 @@ INSTALLED_DEMO := $(VENV)/.installed-demo
 INSTALLED_ALL := $(VENV)/.installed-all
 FRAMEWORKS := jax tensorflow mxnet flower
 INSTALLED_FRAMEWORKS := $(FRAMEWORKS:%=.venv-%/.installed)
+FRAMEWORK_TESTS := tests/frameworks
 TESTED_WITH_jax := flax optax
 TESTED_WITH_tensorflow := tensorflow-cpu
 TESTED_WITH_flower := flwr[simulation]
@@ -47,7 +49,8 @@ test: $(INSTALLED)
 
 test-all: $(INSTALLED_ALL) $(INSTALLED_FRAMEWORKS)
 	$(MAKE) test
-	@set -e; for name in $(FRAMEWORKS); do TORCH_PYTHON=$(BIN)/python .venv-$$name/bin/python -m pytest tests/frameworks -m "not faults"; done
+	@set -e; for name in $(FRAMEWORKS); do TORCH_PYTHON=$(BIN)/python .venv-$$name/bin/python -m pytest $(FRAMEWORK_TESTS) \
+		-m "not faults" --numprocesses 3 --dist loadgroup; done
 
 faults: $(INSTALLED) $(INSTALLED_FRAMEWORKS)
 	$(BIN)/python -m pytest tests/faults --all-faults --fault-table docs/faults.md --numprocesses 5

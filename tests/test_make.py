@@ -65,7 +65,7 @@ def test_all_tests_are_the_tests_after_every_framework_is_installed_and_then_tho
     assert any("ray" in call for call in installed)
     assert any("--constraint constraints-jax.txt --editable .[jax] flax optax" in call for call in installed)
     assert len(tests) >= 3
-    assert set(tests[2:]) == {"-m pytest tests/frameworks -m not faults"}
+    assert set(tests[2:]) == {"-m pytest tests/frameworks -m not faults --numprocesses 3 --dist loadgroup"}
 
 
 def test_a_framework_that_cannot_be_installed_fails_all_tests(tmp_path):

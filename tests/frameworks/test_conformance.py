@@ -13,7 +13,7 @@ from support.told_speeds import told
 from evenstep.schemes import Scheme, static
 from evenstep.testing.scripted import Scripted
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("frameworks")]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("conformance")]
 
 CHANGE, WITHIN = 13, 3
 CHANGING = Scheme(name="scripted", load=Scripted(seed=11))

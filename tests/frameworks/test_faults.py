@@ -23,7 +23,7 @@ FRAMEWORKS = ("jax", "tensorflow", "mxnet")
 END_SECONDS = 10.0
 """In which SIGTERM ends a run."""
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("frameworks")]
+pytestmark = pytest.mark.multiprocess
 OFTEN = [("stopped", "mid-epoch"), ("hangs", "mid-epoch"), ("NaN refused", "mid-epoch")]
 """The others are for `make faults`."""
 

@@ -14,7 +14,7 @@ pytest.importorskip("flwr", reason="needs an environment of its own: make test-a
 
 from support.flower_processes import EXAMPLE, Federation, Pipe, end, faulty_app, run_app
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("flower")]
+pytestmark = pytest.mark.multiprocess
 
 SLOW, NAN, LIAR, VICTIM, BROKEN = 1, 2, 3, 4, 5
 ROUNDS = 2

@@ -7,7 +7,7 @@ from support.frameworks.start import run
 from support.frameworks.table import FRAMEWORKS, require
 from support.frameworks.task import Job
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("frameworks")]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("kinds")]
 
 ODD = ("shape", "dtype", "optimizer")
 JOBS = {kind: Job(scheme="by hand", kind=kind) for kind in KINDS}

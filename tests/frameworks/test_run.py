@@ -16,7 +16,7 @@ from support.of_tensorflow import QUIET
 ROOT = Path(__file__).parents[2]
 
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("frameworks")]
+pytestmark = pytest.mark.multiprocess
 
 
 def run(folder, framework, script, workers, *options, arguments=()):

@@ -7,7 +7,7 @@ from support.frameworks.start import run
 from support.frameworks.table import FRAMEWORKS, require
 from support.frameworks.task import EPOCHS, LENGTH, WORKERS, Job, first_weights, loss_of
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("frameworks")]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("served_by_frameworks")]
 
 BARRIER = "bsp:engine=server"
 SCHEMES = [BARRIER, "ssp:bound=2", "dssp", "asp:load=lb-bsp", "grouped:groups=0/1+2"]

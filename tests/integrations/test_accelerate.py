@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("accelerate")]
 RUN = Run(samples=77, epochs=2)
 DIVISIBLE = Run(samples=75, epochs=2)
 UNEVEN = "sizes that always change"
-SCHEMES = {"bsp": {"scheme": "bsp"}, UNEVEN: {"scheme": Scheme(name="scripted", load=Scripted(seed=11))}}
+SCHEMES = {UNEVEN: {"scheme": Scheme(name="scripted", load=Scripted(seed=11))}}
 
 
 def every(folder):
@@ -30,11 +30,10 @@ def every(folder):
     more = [*scripts.EXACT, *scripts.MISTAKES, scripts.Saved(folder, continues=False)]
     return {
         "found": {
-            **habits.together([*exact, *habits.MISTAKES], RUN, SCHEMES),
-            **habits.together(more, RUN, {UNEVEN: SCHEMES[UNEVEN]}),
-            **habits.together(habits.MISTAKES_IN_EQUAL_STEPS, RUN, {"bsp": SCHEMES["bsp"]}),
+            **habits.together([*exact, *habits.MISTAKES, *more], RUN, SCHEMES),
+            **habits.together(habits.MISTAKES_IN_EQUAL_STEPS, RUN, {"bsp": {"scheme": "bsp"}}),
         },
-        "as plain": habits.together(habits.AS_PLAIN, DIVISIBLE, {"plain": None, UNEVEN: SCHEMES[UNEVEN]}),
+        "as plain": habits.together(habits.AS_PLAIN, DIVISIBLE, {"plain": None, **SCHEMES}),
     }
 
 

@@ -675,7 +675,7 @@ def step_on_whole_batches(run, make, batch):
 
 def gather_between_whole_batches(run, make, batch):
     accelerator = whole_batches(make)
-    model, optimizer, loader = accelerator.prepare(*parts(run, 2))
+    model, _, loader = accelerator.prepare(*parts(run, 2))
     model.train()
     for inputs, targets in loader:
         with accelerator.accumulate(model):

@@ -15,7 +15,6 @@ SAMPLES = 47
 SCHEMES = {
     "bsp": {"scheme": "bsp"},
     "sizes that always change": {"scheme": Scheme(name="scripted", load=Scripted(seed=11))},
-    "dbs": {"scheme": "dbs"},
 }
 
 

@@ -47,7 +47,7 @@ def together(kind):
     loader = DataLoader(samples, batch_size=sum(SIZES) // WORKERS)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        prepared, optimizer, loader = evenstep.prepare(model, optimizer, loader, scheme=scheme, timeout=60.0)
+        prepared, optimizer, loader = evenstep.prepare(model, optimizer, loader, scheme=scheme, timeout=20.0)
         with loader:
             try:
                 for features, labels, positions in loader:

@@ -35,7 +35,6 @@ SCHEMES = {
         "scheme": Scheme(name="scripted", load=Scripted(seed=12)),
         "cost": evenstep.Padded(COSTS.__getitem__, power=2),
     },
-    "dbs": {"scheme": "dbs", "cost": torch.from_numpy(COSTS)},
 }
 HABITS = (
     habits.accumulate_and_weigh,

@@ -15,20 +15,18 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("habits")]
 
 # 3 workers x 5 = 15 a slice. A last slice of 2 leaves a worker with nothing; copies of batches are told by lengths.
 SHORT, WHOLE = Run(samples=77, epochs=2), Run(samples=75, epochs=2)
+UNEVEN = "sizes that always change"
 SCHEMES = {
     "bsp": {"scheme": "bsp"},
-    "sizes that always change": {"scheme": Scheme(name="scripted", load=Scripted(seed=11))},
-    "dbs": {"scheme": "dbs"},
+    UNEVEN: {"scheme": Scheme(name="scripted", load=Scripted(seed=11))},
     "local-sgd": {"scheme": "local-sgd:period=1"},
 }
 CASES = [
-    *((scheme, habit, SHORT) for scheme in SCHEMES if scheme != "local-sgd" for habit in ahead_habits.EXACT),
-    *((scheme, habit, WHOLE) for scheme in SCHEMES if scheme != "local-sgd" for habit in ahead_habits.MOVED),
+    *((UNEVEN, habit, SHORT) for habit in ahead_habits.EXACT),
+    *((UNEVEN, habit, WHOLE) for habit in ahead_habits.MOVED),
     *(("local-sgd", habit, SHORT) for habit in (*ahead_habits.IN_ORDER, habits.step_with_a_closure)),
 ]
-UNCERTAIN = [
-    (scheme, habit, SHORT) for scheme in ("bsp", "sizes that always change") for habit in ahead_habits.UNCERTAIN
-]
+UNCERTAIN = [(scheme, habit, SHORT) for scheme in ("bsp", UNEVEN) for habit in ahead_habits.UNCERTAIN]
 MISTAKES = {
     ahead_habits.go_backward_late: "the backward of a batch came after the next batch had begun",
     ahead_habits.pad_and_tell_nothing: "call loader.computes(batch) before its first forward pass",

@@ -18,8 +18,6 @@ RUN = Run(samples=77, epochs=2)
 SCHEMES = {
     "bsp": {"scheme": "bsp"},
     "sizes that always change": {"scheme": Scheme(name="scripted", load=Scripted(seed=11))},
-    "dbs": {"scheme": "dbs"},
-    "sizes by hand": {"batch_sizes": [8, 4, 3]},
 }
 
 

@@ -18,7 +18,6 @@ RUN = Run(samples=77, epochs=2)
 SCHEMES = {
     "bsp": {"scheme": "bsp"},
     "sizes that always change": {"scheme": Scheme(name="scripted", load=Scripted(seed=11))},
-    "dbs": {"scheme": "dbs"},
     "local-sgd": {"scheme": "local-sgd:period=1"},
 }
 BEHIND_A_BARRIER = [scheme for scheme in SCHEMES if scheme != "local-sgd"]

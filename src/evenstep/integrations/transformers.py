@@ -89,7 +89,7 @@ class EvenstepTrainer(transformers.Trainer):
         total = torch.zeros((), device=self.args.device)
         for batch, part in inputs:
             loss = super().training_step(model, batch, *args, **kwargs)
-            # What is logged is the mean over the workers of the sum over the places: of a mean, each batch's part in it.
+            # What is logged is the mean over workers of the sum over places: of a mean, each batch's part in it.
             places = self.current_gradient_accumulation_steps * self.accelerator.num_processes
             total = total + (loss if self.divides_by_all else loss * part * places)
         return total
