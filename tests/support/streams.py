@@ -15,7 +15,7 @@ from support.training import FEATURES, model_of, optimizer_of, step, weights
 def rows_of(rank, count):
     """Samples of which the first value says which they are: (worker, number)."""
     rows = torch.randn(count, FEATURES, generator=torch.Generator().manual_seed(100 + rank), dtype=torch.float64)
-    rows[:, 0] = torch.arange(count) / 10 + 1000 * rank
+    rows[:, 0] = torch.arange(count) / 1000 + rank
     return rows.float().double()  # datasets gives float32.
 
 
@@ -85,7 +85,7 @@ def train(run, kind, counts, options):
 
 
 def numbers_of(rows, rank):
-    return np.rint((rows[:, 0].numpy() - 1000 * rank) * 10).astype(int).tolist()
+    return np.rint((rows[:, 0].numpy() - rank) * 1000).astype(int).tolist()
 
 
 def train_alone(run, counts, found):
