@@ -152,7 +152,8 @@ class Accelerator(accelerate.Accelerator):
         """Like Accelerate's, with this worker's share of each global batch while a model trains."""
         source = copy.copy(data_loader)
         plain = super().prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
-        if self.num_processes == 1 or isinstance(plain, EvenLoader | DataLoaderDispatcher):
+        divided = isinstance(plain, EvenLoader | DataLoaderDispatcher) or isinstance(source.dataset, IterableDataset)
+        if self.num_processes == 1 or divided:
             return plain
         self._dataloaders[-1] = EvenLoader.of(plain, TrainingEpochs(self, source, plain))
         return self._dataloaders[-1]
