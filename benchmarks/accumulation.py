@@ -1,8 +1,8 @@
 """What unequal accumulation gains for batches of two: plain PyTorch, a plain loop, Accelerate and Transformers.
 
 Three workers, the last one four times slower: the model sleeps for every sample that it computes on, 30 ms on a fast
-worker, as in fine-tuning. A step has eight batches of two samples per worker on average. The rate is that of the optimizer's steps after the first ones. The
-variants take turns.
+worker, as in fine-tuning. A step has eight batches of two samples per worker on average. The rate is that of the
+optimizer's steps after the first ones. The variants take turns.
 """
 
 import os

@@ -694,6 +694,14 @@ def fetch_whole_batches(run, make, batch):
             optimizer.step()
 
 
+def accumulate_other_numbers(run, make, batch):
+    accelerator = whole_batches(make)
+    model, optimizer, loader = accelerator.prepare(*parts(run, 2))
+    train(accelerator, model, optimizer, loader)
+    accelerator.gradient_accumulation_steps = 2
+    train(accelerator, model, optimizer, loader)
+
+
 def drop_some_of_whole_batches(run, make, batch):
     trained(run, whole_batches(make), *parts(run, 2, drop_last=True))
 
@@ -702,6 +710,7 @@ MISTAKES_IN_EQUAL_STEPS = {
     step_on_whole_batches: "step under `with accelerator.accumulate(model):`",
     gather_between_whole_batches: "accelerator.sync_gradients",
     fetch_whole_batches: "fetches the batches of a step by itself",
+    accumulate_other_numbers: "gradient_accumulation_steps is 2 now and was 4",
     drop_some_of_whole_batches: "whole_batches goes with loaders that have a batch_size and no drop_last",
 }
 """Those that a worker with a single batch in the first step hears of from the others."""

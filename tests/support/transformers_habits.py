@@ -213,6 +213,21 @@ def copy_whole_batches(run):
     return run.trained(kind, **in_whole_batches(run))
 
 
+def look_into_batches(run):
+    """In a class of its own, which is attached: each batch is then divided."""
+
+    class Looking(transformers.Trainer):
+        def training_step(self, model, inputs, *args, **kwargs):
+            assert set(inputs) >= {"input_ids", "labels"}
+            return super().training_step(model, inputs, *args, **kwargs)
+
+    trainer = Looking(model=tiny_gpt(), args=run.arguments(**in_whole_batches(run)), train_dataset=texts())
+    if not run.alone:
+        attach(trainer, **run.options)
+    trainer.train()
+    return of(trainer)
+
+
 def ask_for_whole_batches(run):
     """With a loss of its own, which may communicate, they have to be asked for."""
     if not run.alone:
@@ -372,6 +387,7 @@ EXACT = (
     count_tokens_of_whole_batches,
     average_over_whole_batches,
     copy_whole_batches,
+    look_into_batches,
     ask_for_whole_batches,
     resume_in_whole_batches,
     smooth_labels,
@@ -443,7 +459,15 @@ def ask_for_whole_batches_of_given_sizes(run):
     return run.trained(**in_whole_batches(run))
 
 
+def resume_whole_batches_as_divided(run):
+    names = in_whole_batches(run)
+    run.trainer(save_strategy="steps", save_steps=1, **names).train()
+    run.options = {**run.options, "whole_batches": False}
+    run.trainer(**names).train(resume_from_checkpoint=os.path.join(run.folder, "checkpoint-1"))
+
+
 MISTAKES = {
+    resume_whole_batches_as_divided: "this checkpoint was saved with 8 whole batches of a worker in a step",
     ask_for_whole_batches_of_given_sizes: "whole_batches=True does not go with batch_sizes",
     compare_completions: "compares several completions of a prompt",
     say_nothing_of_ones_own_loss: "set loss_is_scaled_for_ga = False",

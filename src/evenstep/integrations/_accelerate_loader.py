@@ -59,9 +59,17 @@ class TrainingEpochs:
         """Return the session's loader; its next loop is the current epoch without the first `skip` batches."""
         shares, state, self._state = self.shares(), self._state, None
         if state is not None:
-            shares.load_state_dict(state)
-        shares.set_epoch(self.number)
-        if skip or state is not None:
+            if (saved := state.get("accumulation", 1)) != self.accumulation:
+                raise ConfigError(
+                    f"this checkpoint was saved with {saved} whole batches of a worker in a step, and the run has"
+                    f" {self.accumulation}: resume with the gradient_accumulation_steps and whole_batches that it was"
+                    " saved with (whole_batches=False for one where batches were divided)"
+                )
+            shares.load_state_dict(state["shares"])
+        continued = state is not None and skip and self.accumulation > 1
+        if not continued:  # A script may have counted the batches of its worker, and the state has counted steps.
+            shares.set_epoch(self.number)
+        if (skip or state is not None) and not continued:
             shares.start_at(skip // self.accumulation)  # A script for Accelerate itself says where to continue.
         return shares
 
@@ -89,12 +97,13 @@ class TrainingEpochs:
         return {
             "epoch": self.number + over,
             "shares": shares,
+            "accumulation": self.accumulation,
             "generator": None if generator is None else generator.get_state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint, with its speeds, its epoch and the order of that epoch."""
-        self.number, self._state = state["epoch"], state["shares"]
+        self.number, self._state = state["epoch"], state
         generator = getattr(self.sampler, "generator", None)
         if generator is not None and state["generator"] is not None:
             generator.set_state(state["generator"])

@@ -230,8 +230,14 @@ class Accelerator(accelerate.Accelerator):
             return
         if loader.epochs.shares().engine.hand_outs.ahead:
             raise ConfigError(
-                "the script fetches the batches of a step by itself, and workers have different numbers of them: leave"
-                f" out whole_batches ({_PAGE})"
+                "the script fetches the batches of a step by itself, or computes no gradient of one, and workers have"
+                f" different numbers of them: leave out whole_batches ({_PAGE})"
+            )
+        if int(self.gradient_accumulation_steps) != loader.epochs.accumulation:
+            raise ConfigError(
+                f"gradient_accumulation_steps is {self.gradient_accumulation_steps} now and was"
+                f" {loader.epochs.accumulation}, by which whole_batches weighs gradients: leave it, or leave out"
+                f" whole_batches ({_PAGE})"
             )
         self.gradient_state._set_sync_gradients(loader.epochs.newest.last)
 

@@ -51,7 +51,7 @@ class EvenstepTrainer(transformers.Trainer):
 
     def adopt_accelerator(self) -> None:
         """Turn the trainer's Accelerator into evenstep's; for evenstep's own use."""
-        self.accelerator = _Accelerator.of(self.accelerator, self, self._evenstep)
+        self.accelerator = _Accelerator.of(self.accelerator, self, dict(self._evenstep))
         # A divisor that each worker computes alone would depend on its part of the batch.
         self._averages, self.args.average_tokens_across_devices = self.args.average_tokens_across_devices, True
 
@@ -117,7 +117,8 @@ class EvenstepTrainer(transformers.Trainer):
                 "whole_batches=True does not go with batch_sizes, SyncBatchNorm, include_num_input_tokens_seen,"
                 f" dataloader_drop_last or an own batch sampler: leave it out, and each batch is divided ({_PAGE})"
             )
-        overridden = any(getattr(type(self), name) is not method for name, method in _LOOK_INTO_BATCHES.items())
+        own = [kind for kind in type(self).__mro__ if kind not in EvenstepTrainer.__mro__]
+        overridden = any(name in vars(kind) for kind in own for name in _LOOK_INTO_BATCHES)
         if size is None or divided or (not asked and (overridden or not whole_batches(size, steps))):
             return 1
         return steps
@@ -232,12 +233,7 @@ def _places(batches: list[tuple[Any, float]], places: int) -> list[_Place]:
     return [*(_Place([each]) for each in batches[:alone]), *none, _Place(batches[alone:])]
 
 
-_LOOK_INTO_BATCHES: Final = {
-    "compute_loss": transformers.Trainer.compute_loss,
-    "training_step": EvenstepTrainer.training_step,
-    "get_batch_samples": EvenstepTrainer.get_batch_samples,
-    "floating_point_ops": EvenstepTrainer.floating_point_ops,
-}
+_LOOK_INTO_BATCHES: Final = ("compute_loss", "training_step", "get_batch_samples", "floating_point_ops")
 """Methods that may read batches or communicate; overridden ones expect equal numbers of batches on all workers."""
 
 

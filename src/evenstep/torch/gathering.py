@@ -119,6 +119,7 @@ class ScriptCollectives:
             engine = self._engine()
             if engine is None or kwargs.get("group", 0) in (engine.workers.host_group, engine.workers.device_group):
                 return function(*args, **kwargs)
+            engine.require_common_place()
             if function.__name__ in _GATHERS:
                 _require_alike(engine, signature(function).bind_partial(*args, **kwargs).arguments)
             if kwargs.get("async_op") or threading.current_thread() is not threading.main_thread():

@@ -125,6 +125,8 @@ class Session:
         Raises:
             ConfigError: The session has started.
         """
+        if self._request.accumulation == batches:
+            return
         self._require_open("a number of batches that accumulate")
         self._request = replace(self._request, accumulation=batches)
 

@@ -113,7 +113,7 @@ class OwnShares:
 
     def _share(self, sizes: IntArray, left: IntArray) -> Share:
         start, size = int(self._taken[self._worker]), int(sizes[self._worker])
-        positions = tuple(range(start, start + size)) or (start - 1,)
+        positions = tuple(range(start, start + size)) or (max(start - 1, 0),)
         dry = self._ended & (left == sizes)
         return Share(
             iteration=self.iteration,

@@ -322,6 +322,19 @@ class Engine(ABC):
         """The error to raise after a collective failed with `cause`; it names the missing worker."""
         return explained(cause, self._liveness)
 
+    def require_common_place(self) -> None:
+        """Check that all workers pass through this place of the script equally often.
+
+        Raises:
+            ConfigError: It is between two micro-batches, of which workers have unlike numbers.
+        """
+        now = self.hand_outs.in_hand
+        if not self.synchronises and not (now is not None and now.piece.first and not now.passed):
+            raise ConfigError(
+                "workers meet here between two batches of a step, of which each has its own number: gather and average"
+                " over workers where loader.synchronises (in Accelerate, accelerator.sync_gradients) is True"
+            )
+
     @contextmanager
     def meeting(self, seen: AbstractContextManager[None] | None = None) -> Iterator[None]:
         """Inside, the worker waits for the others and does not compute; they see it waiting, or as in `seen`.
@@ -330,12 +343,7 @@ class Engine(ABC):
             ConfigError: Workers cannot meet between two micro-batches, of which they have unlike numbers.
             EvenstepError: A collective failed; it names the missing worker.
         """
-        now = self.hand_outs.in_hand
-        if not self.synchronises and not (now is not None and now.piece.first and not now.passed):
-            raise ConfigError(
-                "workers meet here between two batches of a step, of which each has its own number: gather and average"
-                " over workers where loader.synchronises (in Accelerate, accelerator.sync_gradients) is True"
-            )
+        self.require_common_place()
         try:
             with self.tracker.interrupted(), seen or self.tracker.activity.waiting():
                 yield
