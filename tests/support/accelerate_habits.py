@@ -104,7 +104,7 @@ def parts(run, batch, **options):
     return model, training.optimizer_of(run, model), loader_of(run, batch, **options)
 
 
-def train(accelerator, model, optimizer, loader, scheduler=None):
+def train(accelerator, model, optimizer, loader, scheduler=None, after=lambda: None):
     model.train()
     for inputs, targets in loader:
         with accelerator.accumulate(model):
@@ -115,6 +115,7 @@ def train(accelerator, model, optimizer, loader, scheduler=None):
             if scheduler is not None:
                 scheduler.step()
             optimizer.zero_grad()
+        after()
 
 
 def trained(run, accelerator, model, optimizer, loader):
@@ -157,26 +158,19 @@ def whole_batches(make):
 
 
 def accumulate_whole_batches(run, make, batch):
-    """Of two samples, with a mean over all workers where it steps."""
-    if batch != BATCH:
-        return trained(run, make(), *parts(run, 24))
-    accelerator = whole_batches(make)
-    model, optimizer, loader = accelerator.prepare(*parts(run, 2))
-    model.train()
-    steps, passes = 0, 0
-    for _ in range(run.epochs):
-        for inputs, targets in loader:
-            with accelerator.accumulate(model):
-                accelerator.backward(mse_loss(model(inputs), targets))
-                if accelerator.sync_gradients:
-                    accelerator.clip_grad_norm_(model.parameters(), 2.0)
-                optimizer.step()
-                optimizer.zero_grad()
-            passes += 1
-            if accelerator.sync_gradients:
-                steps += 1
-                assert len(accelerator.gather(torch.tensor([passes]))) == WORKERS
-    assert steps == run.epochs * -(-run.samples // 24)
+    """Of two samples, from one loader and then from another, with a gather where it steps."""
+    together, steps = batch == BATCH, []
+    accelerator, batch = (whole_batches(make), 2) if together else (make(), 24)
+    model, optimizer, loader = accelerator.prepare(*parts(run, batch))
+    other = accelerator.prepare(loader_of(run, batch))
+
+    def gather():
+        if accelerator.sync_gradients:
+            steps.append(len(accelerator.gather(torch.zeros(1))))
+
+    for each in (loader, loader, other):
+        train(accelerator, model, optimizer, each, after=gather)
+    assert steps == [WORKERS if together else 1] * 3 * -(-run.samples // 24)
     return weights(model)
 
 

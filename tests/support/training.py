@@ -849,6 +849,8 @@ def accumulate(run, habit, accumulation):
                 ((units * error).sum() / units.sum() / accumulation).backward()
             if habit == "averages in every pass":
                 loader.mean_over_workers(0.0, len(inputs))
+            if habit == "sums in every pass":
+                dist.all_reduce(torch.zeros(1))
             if habit in ("steps in every pass", "tokens"):
                 optimizer.step()
             elif habit == "counts by itself" and not counted:
@@ -861,21 +863,23 @@ def accumulate(run, habit, accumulation):
     return {"weights": weights(model), "batches": batches, "sizes": loader.batch_sizes}
 
 
-def scale_in_windows(run, accumulation):
-    """`accumulate` under a GradScaler that is used where the loader synchronises."""
+def scale_in_windows(run, accumulation, overflows=None):
+    """`accumulate` under a GradScaler that is used where the loader synchronises; in that iteration the loss is inf."""
     model = model_of(run)
     optimizer = optimizer_of(run, model)
     loader = DataLoader(TensorDataset(*data(run)), batch_size=run.batch_size, shuffle=True)
     model, optimizer, loader = evenstep.prepare(
         model, optimizer, loader, scheme=run.chosen_scheme(), seed=run.seed, accumulation=accumulation
     )
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    scaler, steps = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3), []
+    optimizer.register_step_post_hook(lambda *_: steps.append(loader.iteration))
     for _ in range(run.epochs):
         for inputs, targets in loader:
-            scaler.scale(torch.nn.functional.mse_loss(model(inputs), targets) / accumulation).backward()
+            loss = torch.nn.functional.mse_loss(model(inputs), targets) / accumulation
+            scaler.scale(loss * torch.inf if loader.synchronises and loader.iteration == overflows else loss).backward()
             if loader.synchronises:
                 scaler.unscale_(optimizer)
                 scaler.step(optimizer)
                 scaler.update()
                 optimizer.zero_grad()
-    return {"weights": weights(model)}
+    return {"weights": weights(model), "steps": steps}

@@ -63,12 +63,20 @@ def test_a_scaler_steps_where_the_loader_synchronises():
         np.testing.assert_allclose(value["weights"], training.train_alone(run, 24), rtol=0, atol=1e-10)
 
 
+def test_a_step_that_a_scaler_skips_leaves_no_gradient_to_the_next():
+    run = Run(scheme="bsp", samples=80, batch_size=2, epochs=2)
+    value = training.scale_in_windows(run, 4, overflows=2)
+    assert value["steps"] == [step for step in range(1, 21) if step != 2]
+    assert np.isfinite(value["weights"]).all()
+
+
 @pytest.mark.parametrize(
     ("habit", "says"),
     [
         ("counts by itself", "step under `if loader.synchronises:`"),
         ("tokens of a few", "call it for each batch"),
         ("averages in every pass", "average over workers where loader.synchronises"),
+        ("sums in every pass", "average over workers where loader.synchronises"),
     ],
 )
 def test_what_cannot_work_says_so(habit, says):

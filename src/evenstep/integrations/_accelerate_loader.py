@@ -66,10 +66,10 @@ class TrainingEpochs:
                     " saved with (whole_batches=False for one where batches were divided)"
                 )
             shares.load_state_dict(state["shares"])
-        continued = state is not None and skip and self.accumulation > 1
-        if not continued:  # A script may have counted the batches of its worker, and the state has counted steps.
-            shares.set_epoch(self.number)
-        if (skip or state is not None) and not continued:
+            if skip and self.accumulation > 1:
+                return shares  # The script may have counted its own worker's batches, and the state counts steps.
+        shares.set_epoch(self.number)
+        if skip or state is not None:
             shares.start_at(skip // self.accumulation)  # A script for Accelerate itself says where to continue.
         return shares
 

@@ -183,12 +183,12 @@ class Accelerator(accelerate.Accelerator):
     def _require_share(self, *_: Any) -> None:
         """Called before a step: refuse a step on batches that Accelerate has divided equally."""
         loader = self.gradient_state.active_dataloader
-        if isinstance(loader, EvenLoader) and loader.trains and not loader.epochs.newest.last:
+        if self._trained is not None and not self._trained.epochs.newest.last:
             raise ConfigError(
                 "the optimizer was stepped between two batches of a step, of which each worker has its own number:"
                 f" step under `with accelerator.accumulate(model):`, or leave out whole_batches ({_PAGE})"
             )
-        if loader is None or (isinstance(loader, EvenLoader) and loader.trains):
+        if loader is None or loader is self._trained:
             return
         if isinstance(loader.dataset, IterableDataset) or not isinstance(loader, EvenLoader):
             raise ConfigError(

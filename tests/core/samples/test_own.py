@@ -100,6 +100,17 @@ def test_an_epoch_that_stops_ends_with_the_first_worker_that_has_none_left(lengt
     assert len(found) == min(-(-length // size) for length, size in zip(lengths, sizes, strict=True))
 
 
+def test_a_worker_that_is_planned_for_none_at_first_repeats_its_first_sample():
+    shares = OwnShares(
+        worker=1,
+        sizes=lambda: np.array([4, 0]),
+        meet=lambda until: np.array([2 * 4 + 1, 2 * until]),
+        taken=np.zeros(2, dtype=np.int64),
+    )
+    share = shares.share()
+    assert (share.positions, share.samples, share.sizes.tolist()) == ((0,), 0, [4, 0])
+
+
 def test_workers_meet_where_a_worker_is_to_take_more_than_it_has_told():
     assert epoch([30, 30], [[3, 3]])[1] == 1  # To begin with.
     assert epoch([30, 30], [[3, 3]], ahead=False)[1] == 11
