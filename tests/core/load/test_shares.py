@@ -1,10 +1,13 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.load.shares import shares
+from evenstep.core.load.shares import in_multiples, share_out, shares
+from evenstep.core.values import Problem
 
 FREE = 10**9
 
@@ -107,6 +110,25 @@ def test_the_order_of_workers_counts_only_in_ties(problem, random):
     sizes = shares(total, weights, lower=lower, upper=upper, multiple=multiple)
     shuffled = shares(total, weights[order], lower=lower[order], upper=upper[order], multiple=multiple)
     assert np.abs(sizes[order] - shuffled).max() <= multiple
+
+
+@given(bounded())
+def test_in_least_time_nobody_could_take_a_unit_from_the_slowest(problem):
+    total, weights, lower, upper, multiple = problem
+    speeds = np.maximum(weights, 1)
+    limits = in_multiples(Problem(global_batch_size=total, minimum=lower, maximum=upper, multiple=multiple))
+    sizes = share_out(limits, speeds, in_least_time=True)
+    assert sizes.sum() == total
+    assert ((lower <= sizes) & (sizes <= upper)).all()
+    assert not (sizes % multiple).any()
+    least = max([0.0, *((sizes / speeds)[sizes > lower])])
+    assert ((sizes + multiple) / speeds)[sizes < upper].min(initial=np.inf) >= least * (1 - 1e-12)
+
+
+def test_one_batch_more_costs_a_slow_worker_most():
+    limits = in_multiples(Problem(global_batch_size=24, minimum=ints([1, 1, 1]), maximum=ints([FREE] * 3), multiple=1))
+    assert share_out(limits, ints([40, 40, 10]), in_least_time=True).tolist() == [11, 11, 2]
+    assert share_out(replace(limits, global_batch_size=8), ints([10, 10, 40]), in_least_time=True).tolist() == [1, 1, 6]
 
 
 @pytest.mark.parametrize(

@@ -177,11 +177,11 @@ class ExpertsPolicy(LoadPolicy):
         if self.proposal is None or len(problem.minimum) != self.workers:
             return Allocation(sizes=equal_sizes(problem), basis="start")
         limits = in_multiples(problem)
-        self._proposed = proposed = share_out(limits, self.proposal)
+        self._proposed = proposed = share_out(limits, self.proposal, in_least_time=True)
         proposed.flags.writeable = False  # It is both returned and kept.
         if self._used is None:
             return Allocation(sizes=equal_sizes(problem), basis="start")
-        sizes = proposed if self._used is self.proposal else share_out(limits, self._used)
+        sizes = proposed if self._used is self.proposal else share_out(limits, self._used, in_least_time=True)
         return Allocation(sizes=sizes, weights=self._used)
 
     def recall(self, known: Sequence[tuple[LoadPolicy, int] | None]) -> None:

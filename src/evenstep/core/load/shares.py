@@ -72,8 +72,16 @@ def shares_of(problem: Problem, weights: IntArray) -> IntArray:
     return share_out(in_multiples(problem), weights)
 
 
-def share_out(limits: Problem, weights: IntArray) -> IntArray:
-    """Like `shares`, for limits that `in_multiples` returned; the sizes are in samples."""
+def share_out(limits: Problem, weights: IntArray, *, in_least_time: bool = False) -> IntArray:
+    """Like `shares`, for limits that `in_multiples` returned; the sizes are in samples.
+
+    Args:
+        limits: The limits in units.
+        weights: The weights, or the speeds.
+        in_least_time: Round such that the largest size / weight is the smallest possible (D'Hondt's method), instead of
+            by largest remainder: one unit more costs a slow worker most. For 8 units and speeds 1:1:4, largest
+            remainder gives 2:1:5, which takes 2 units of time, and this gives 1:1:6, which takes 1.5.
+    """
     units, lower, upper = limits.global_batch_size, limits.minimum, limits.maximum
     pull = _scaled(weights, units)
     sizes = np.zeros(len(lower), dtype=np.int64)
@@ -85,7 +93,10 @@ def share_out(limits: Problem, weights: IntArray) -> IntArray:
         ideal = pull * units
         above, below = ideal - upper * whole, lower * whole - ideal
         if int(np.maximum.reduce(np.maximum(above, below))) <= 0:
-            sizes[rest] = _largest_remainder(ideal, whole, units)
+            if in_least_time:
+                sizes[rest] = _least_time(units, pull, lower, upper)
+            else:
+                sizes[rest] = _largest_remainder(ideal, whole, units)
             break
         over, under = above > 0, below > 0
         excess, lack = int(np.add.reduce(above[over])), int(np.add.reduce(below[under]))
@@ -103,6 +114,19 @@ def _largest_remainder(ideal: IntArray, whole: int, units: int) -> IntArray:
     sizes, remainders = np.divmod(ideal, whole)
     missing = units - int(np.add.reduce(sizes))
     sizes[(-remainders).argsort(kind="stable")[:missing]] += 1
+    return sizes
+
+
+def _least_time(units: int, speeds: IntArray, lower: IntArray, upper: IntArray) -> IntArray:
+    """Round such that the largest size / speed is the smallest possible; ties go to the lowest index."""
+    paces = 1.0 / np.maximum(speeds, 1e-9)  # A worker of weight 0 comes last.
+    time = (units + len(speeds) / 2) / int(np.add.reduce(speeds))  # Rounding down loses half a unit on average.
+    sizes = np.minimum(np.maximum((time * speeds).astype(np.int64), lower), upper)
+    while missing := units - int(np.add.reduce(sizes)):
+        if missing > 0:
+            sizes[np.where(sizes < upper, (sizes + 1) * paces, np.inf).argmin()] += 1
+        else:
+            sizes[-1 - np.where(sizes > lower, sizes * paces, -1.0)[::-1].argmax()] -= 1
     return sizes
 
 
