@@ -1,7 +1,7 @@
 """Finds the batch of a forward pass, with a queue between the batches handed out and those computed."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, final
 from weakref import ref
@@ -199,8 +199,10 @@ class HandOuts:
         now = self.in_hand
         return bool(self.ahead) and now is not None and (not now.open or now.units is not None)
 
-    def of_forward(self, model: int, inputs: Evidence) -> HandedOut | None:
+    def of_forward(self, model: int, look: Callable[[], Evidence]) -> HandedOut | None:
         """Return the batch that a forward pass of this model is of; None before the first hand-out.
+
+        `look` returns the inputs, which are not looked at in a plain loop.
 
         Raises:
             ConfigError: It cannot be known, and the batches in question have different weights.
@@ -212,6 +214,7 @@ class HandOuts:
             self._memory.clear()
             self._kept.clear()
             return now
+        inputs = look()
         if not self.ahead and inputs.same(now):
             return now
         known = [each for each in (now, *self.ahead) if inputs.same(each)]
