@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples import Share, micro_batches
+from evenstep.core.samples import Share
 from evenstep.worker.hand_outs import HandedOut, HandOuts, Origin
 
 
 def batch_of(origin, length=4):
     share = Share(iteration=0, positions=tuple(range(length)), samples=length, sizes=np.array([length, 3]))
-    (piece,) = micro_batches(share, None)
-    return HandedOut(share=share, piece=piece, epoch=0, origin=origin)
+    return HandedOut(share=share, piece=share, epoch=0, origin=origin)
 
 
 class Inputs:
