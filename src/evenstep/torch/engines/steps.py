@@ -40,52 +40,48 @@ class StepChecks:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        models: Sequence[torch.nn.Module],
-        optimizers: Sequence[torch.optim.Optimizer],
-        wrappers: Sequence[torch.optim.Optimizer],
+        self, engine: Engine, models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]
     ) -> None:
         self._engine = engine
         self._known = [parameter for model in models for parameter in model.parameters()]
         self._ids = frozenset(map(id, self._known))  # Unique, since the list keeps the parameters alive.
         self._given = frozenset(map(ref, optimizers))
-        self._ignored = frozenset(map(ref, wrappers)) - self._given
         self._seen: WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = WeakKeyDictionary()
 
-    def hook(self) -> Callable[..., Any]:
-        """The hook that PyTorch calls before any optimizer of the process steps, and keeps for the whole process.
+    def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The hook of an optimizer that was given to `prepare`; checks after the closure's backward, if there is one.
 
-        It checks after the closure's backward, if there is a closure. It raises a ConfigError if the optimizer would
-        step on a gradient that is this worker's own, or must not step now.
+        Raises:
+            ConfigError: It would step on a gradient that is this worker's own, or must not step now.
         """
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            engine = self._engine
+            engine.before_step(optimizer)
+            if engine.workers.count > 1:
+                self._require_known(optimizer)
+            for origin in engine.origins:
+                now = engine.hand_outs.latest_of(origin) if engine.hand_outs.ahead else origin.batch
+                origin.stepped = 0 if now is None else now.iteration
+            return None
+
+        def checked() -> Any:
+            loss = closure()
+            self.before_step(optimizer, (), {})
+            return loss
+
+        return args[:1], {**kwargs, "closure": checked}
+
+    def hook_of_others(self) -> Callable[..., None]:
+        """The hook that PyTorch calls before any optimizer of the process steps, and keeps for the whole process."""
         this = ref(self)
 
-        def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
-            checks, stepping = this(), ref(optimizer)
-            if checks is None or stepping in checks._ignored:
-                return None
-            if stepping not in checks._given:
+        def check(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            checks = this()
+            if checks is not None and ref(optimizer) not in checks._given:
                 checks._check_other(optimizer)
-                return None
-            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-            if closure is None:
-                engine = checks._engine
-                engine.before_step(optimizer)
-                checks._require_known(optimizer)
-                for origin in engine.origins:
-                    now = engine.hand_outs.latest_of(origin) if engine.hand_outs.ahead else origin.batch
-                    origin.stepped = 0 if now is None else now.iteration
-                return None
 
-            def checked() -> Any:
-                loss = closure()
-                before_step(optimizer, (), {})
-                return loss
-
-            return args[:1], {**kwargs, "closure": checked}
-
-        return before_step
+        return check
 
     def _check_other(self, optimizer: torch.optim.Optimizer) -> None:
         now = self._engine.tracker.iteration
@@ -97,8 +93,6 @@ class StepChecks:
             self._require_known(optimizer)
 
     def _require_known(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._engine.workers.count == 1:
-            return
         for group in optimizer.param_groups:
             if not self._ids.issuperset(map(id, group["params"])):
                 break
