@@ -119,15 +119,15 @@ _RATE: Final = "give all the same (one that follows a metric must follow loader.
 
 
 def refuse_other_plans(exchange_plans: Callable[[], Sequence[Mapping[str, Any]]], fingerprints: Sequence[int]) -> None:
-    """Refuse that some workers computed another iteration.
+    """Raise the error that names the workers that computed another iteration than the others.
 
     Args:
         exchange_plans: Returns all plans, by rank. Called on all workers.
             If a worker has left its loop, the call raises RuntimeError after the timeout of a collective.
-        fingerprints: Hashes of the workers' plans, which differ, the same on every worker.
+        fingerprints: Hashes of the workers' plans, not all equal; the same on every worker.
 
     Raises:
-        DisagreementError: Always. The message, the same on every worker, names who computed another iteration.
+        DisagreementError: Always; with the same message on every worker.
     """
     odd = minority([str(each) for each in fingerprints])
     try:
