@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples import Share, micro_batches
+from evenstep.core.samples import Share
 from evenstep.worker.hand_outs import HandedOut, HandOuts, Origin
 
 
 def batch_of(origin, length=4):
     share = Share(iteration=0, positions=tuple(range(length)), samples=length, sizes=np.array([length, 3]))
-    (piece,) = micro_batches(share, None)
-    return HandedOut(share=share, piece=piece, epoch=0, origin=origin)
+    return HandedOut(share=share, piece=share, epoch=0, origin=origin)
 
 
 class Inputs:
@@ -29,7 +28,7 @@ class Inputs:
 
 def forward(hand_outs, batch=None, length=None):
     """A forward pass and its backward."""
-    found = hand_outs.of_forward(0, Inputs(batch, length))
+    found = hand_outs.of_forward(0, lambda: Inputs(batch, length))
     if found is not hand_outs.in_hand:
         hand_outs.skip_to(found)
     found.passed[0] = found.passed.get(0, 0) + 1

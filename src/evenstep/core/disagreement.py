@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any, Final, final
 
 from evenstep.core.errors import ConfigError, DisagreementError
-from evenstep.core.values import IntArray
 from evenstep.core.workers import minority, name_workers
 
 _PLURAL: Final = {"has": "have", "is in": "are in", "is at": "are at", "weighs by": "weigh by"}
@@ -119,21 +118,18 @@ _PLAN: Final[Mapping[str, Field]] = {
 _RATE: Final = "give all the same (one that follows a metric must follow loader.mean_over_workers)"
 
 
-def require_same_plan(exchange_plans: Callable[[], Sequence[Mapping[str, Any]]], fingerprints: IntArray) -> None:
-    """Check that all workers computed the same iteration.
+def refuse_other_plans(exchange_plans: Callable[[], Sequence[Mapping[str, Any]]], fingerprints: Sequence[int]) -> None:
+    """Raise the error that names the workers that computed another iteration than the others.
 
     Args:
-        exchange_plans: Returns all plans, by rank. Called on all workers, and only if the fingerprints differ.
+        exchange_plans: Returns all plans, by rank. Called on all workers.
             If a worker has left its loop, the call raises RuntimeError after the timeout of a collective.
-        fingerprints: Hashes of the workers' plans, shape [workers], the same on every worker.
+        fingerprints: Hashes of the workers' plans, not all equal; the same on every worker.
 
     Raises:
-        DisagreementError: Some workers computed another iteration. The message, the same on every worker, names them.
+        DisagreementError: Always; with the same message on every worker.
     """
-    values = fingerprints.tolist()
-    if len(set(values)) == 1:
-        return
-    odd = minority([str(each) for each in values])
+    odd = minority([str(each) for each in fingerprints])
     try:
         plans = exchange_plans()
     except RuntimeError as error:

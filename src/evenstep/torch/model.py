@@ -9,7 +9,7 @@ from typing import Any, Final, Self, final
 from weakref import WeakKeyDictionary
 
 import torch
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.algorithms.join import JoinHook
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -25,19 +25,6 @@ from evenstep.worker.hand_outs import HandedOut
 
 _PREPARED = "_evenstep_prepared"
 _IGNORED: Final = "_ddp_params_and_buffers_to_ignore"
-
-
-def _uncompiled(method: Any) -> Any:
-    """Exclude a function, and all that it calls, from compilation.
-
-    Used instead of the wrapper of `torch.compiler.disable`, which makes a dozen checks even if nothing is compiled.
-    """
-    apart: Any = torch.compiler.disable(method)  # type: ignore[no-untyped-call]
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        return (method if get_eval_frame_callback() is None else apart)(*args, **kwargs)
-
-    return torch._dynamo.decorators.skip(called)
 
 
 @final
@@ -152,28 +139,38 @@ class PreparedModel(DistributedDataParallel):
                 stacklevel=6,  # Above torch's frames, whose number varies.
             )
 
-    @_uncompiled
+    # `skip` excludes a hook from compilation, and `set_eval_frame` what it calls. `torch.compiler.disable` does both,
+    # with a dozen checks even if nothing is compiled.
+
+    @torch._dynamo.decorators.skip
     def _before_forward(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a forward pass: note its batch, and whether its backward sums gradients or waits for micro-batches."""
-        engine, batch = self._engine, None
-        if engine is None:
-            self.strayed |= torch.is_grad_enabled()
-        elif torch.is_grad_enabled():
-            batch = engine.forward_begins(self._index, (args, kwargs) if kwargs else args)
-            if self._compiled and batch is not None:
-                _mark_dynamic((args, kwargs), length=len(batch.piece.positions))
-            reduces = self._replica is None or self._replica.require_backward_grad_sync
-            if engine.accumulates:
-                reduces = engine.synchronises  # Whatever the script's no_sync says.
-                if self._replica is not None:
-                    self._replica.require_backward_grad_sync = reduces
-            engine.reduction_begins(self._index, synchronises=reduces)
-        self.__dict__["_batch"] = batch  # Setting an attribute of a Module is slow.
+        engine, batch, compiler = self._engine, None, set_eval_frame(None)
+        try:
+            if engine is None:
+                self.strayed |= torch.is_grad_enabled()
+            elif torch.is_grad_enabled():
+                batch = engine.forward_begins(self._index, (args, kwargs) if kwargs else args)
+                if self._compiled and batch is not None:
+                    _mark_dynamic((args, kwargs), length=len(batch.piece.positions))
+                reduces = self._replica is None or self._replica.require_backward_grad_sync
+                if engine.accumulates:
+                    reduces = engine.synchronises  # Whatever the script's no_sync says.
+                    if self._replica is not None:
+                        self._replica.require_backward_grad_sync = reduces
+                engine.reduction_begins(self._index, synchronises=reduces)
+            self.__dict__["_batch"] = batch  # Setting an attribute of a Module is slow.
+        finally:
+            set_eval_frame(compiler)
 
-    @_uncompiled
+    @torch._dynamo.decorators.skip
     def _after_forward(self, _: torch.nn.Module, __: tuple[Any, ...], outputs: Any) -> None:
-        if self._engine is not None:
-            self._engine.forward_ends(self._index, self._batch, outputs, communicates=True)
+        compiler = set_eval_frame(None)
+        try:
+            if self._engine is not None:
+                self._engine.forward_ends(self._index, self._batch, outputs, communicates=True)
+        finally:
+            set_eval_frame(compiler)
 
     def backward_begins(self, called: torch.nn.Module) -> None:
         """Like `Session.backward_begins`; the script calls `called`, this model or its own DistributedDataParallel."""

@@ -108,9 +108,10 @@ class Running:
         """Check these optimizers' steps from now on, push them to servers, or defer them to the last micro-batch."""
         engine, optimizers = self._engine, self._request.optimizers
         self._checks = StepChecks(engine, self._request.models, [*optimizers, *prepared])
-        for each in optimizers:
-            self._hooks.append(each.register_step_pre_hook(self._checks.before_step))
-            self._hooks.append(each.register_step_post_hook(engine.after_step))
+        # Its own hook runs after those that the script and the integrations have registered, whose errors say more.
+        self._hooks += [each.register_step_pre_hook(self._checks.before_step) for each in optimizers]
+        if isinstance(engine, LocalEngine):
+            self._hooks += [each.register_step_post_hook(engine.after_step) for each in optimizers]
         if engine.workers.count > 1:
             self._hooks.append(register_optimizer_step_pre_hook(self._checks.hook_of_others()))
         for wrapped in prepared:

@@ -1,10 +1,12 @@
 """Finds the batch of a forward pass, with a queue between the batches handed out and those computed."""
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, final
 from weakref import ref
+
+import msgspec
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Share
@@ -32,8 +34,7 @@ class Origin:
 
 
 @final
-@dataclass(slots=True, eq=False, kw_only=True)
-class HandedOut:
+class HandedOut(msgspec.Struct, eq=False, kw_only=True):
     """A batch, or a micro-batch, that the loader has handed out.
 
     Attributes:
@@ -53,12 +54,12 @@ class HandedOut:
     share: Share
     piece: Share
     epoch: int
-    origin: Origin = field(default_factory=Origin)
+    origin: Origin = msgspec.field(default_factory=Origin)
     iteration: int = 0
     done: int = 0
     weight: float | None = None
     units: Any = None
-    passed: dict[int, int] = field(default_factory=dict)
+    passed: dict[int, int] = {}
     open: bool = False
     backward: bool = False
     closed: bool = False
@@ -122,14 +123,12 @@ class HandOuts:
         self._sure = True
         """True if the current batch is certain. If not, it only has the same weight as the one that is computed."""
         self._moves = 0
-        self._recent: deque[HandedOut] = deque(maxlen=_RECENT)
-        """The latest batches before the current one."""
-        self._kept: list[HandedOut] = []
-        """Batches before the current one whose tensors the script may still keep."""
+        self._past: list[HandedOut] = []
+        """Batches before the current one: the latest, and all whose tensors the script may still keep."""
         self._memory: set[ref[Any]] = set()
         """Weak references to the tensors' memory of those."""
         self._passes: dict[int, int] = {}
-        """The most forward passes of each model on any of those."""
+        """The most forward passes of each model on any batch before the current one."""
 
     def ask(self) -> None:
         """Called when the script asks for a batch: it is finished with the current one if that is complete."""
@@ -156,18 +155,13 @@ class HandOuts:
             return
         for model, passes in batch.passed.items():
             self._passes[model] = max(passes, self._passes.get(model, 0))
-        self._recent.append(batch)
+        self._past.append(batch)
         if batch.traces is not None:
-            self._kept.append(batch)
             self._memory |= batch.traces.own
-        if len(self._kept) > 2 * _RECENT:
-            self._kept = [each for each in self._kept if any(map(ref.__call__, each.traces.own))]
-            self._memory = set().union(*(each.traces.own for each in self._kept))
-
-    @property
-    def _past(self) -> list[HandedOut]:
-        """Batches before the current one: the latest, and all whose tensors the script keeps."""
-        return [*[each for each in self._kept if each not in self._recent], *self._recent]
+        if len(self._past) > 2 * _RECENT:
+            kept = [each for each in self._past[:-_RECENT] if each.traces and any(map(ref.__call__, each.traces.own))]
+            self._past = kept + self._past[-_RECENT:]
+            self._memory = set().union(*(each.traces.own for each in self._past if each.traces))
 
     def _done_with(self, origin: Origin) -> bool:
         """True if the script is finished with all batches that this loader handed out."""
@@ -199,8 +193,10 @@ class HandOuts:
         now = self.in_hand
         return bool(self.ahead) and now is not None and (not now.open or now.units is not None)
 
-    def of_forward(self, model: int, inputs: Evidence) -> HandedOut | None:
+    def of_forward(self, model: int, look: Callable[[], Evidence]) -> HandedOut | None:
         """Return the batch that a forward pass of this model is of; None before the first hand-out.
+
+        `look` returns the inputs, which are not looked at in a plain loop.
 
         Raises:
             ConfigError: It cannot be known, and the batches in question have different weights.
@@ -210,8 +206,8 @@ class HandOuts:
             return now
         if not self.ahead and model not in now.passed and not any(map(ref.__call__, self._memory)):
             self._memory.clear()
-            self._kept.clear()
             return now
+        inputs = look()
         if not self.ahead and inputs.same(now):
             return now
         known = [each for each in (now, *self.ahead) if inputs.same(each)]
@@ -263,8 +259,9 @@ class HandOuts:
 
     def _looks_past(self, now: HandedOut, inputs: Evidence) -> list[HandedOut]:
         """Return recent batches that have the form of the inputs, if neither the current nor a later one has it."""
-        likely = inputs.alike([now, *self.ahead, *self._recent])
-        return likely if all(each in self._recent for each in likely) else []
+        recent = self._past[-_RECENT:]
+        likely = inputs.alike([now, *self.ahead, *recent])
+        return likely if all(each in recent for each in likely) else []
 
     def kept(self, inputs: Evidence) -> bool:
         """True if a forward pass is of a batch before the current one."""

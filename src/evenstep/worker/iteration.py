@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
+import msgspec
+
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Share
 from evenstep.core.shown import shown
@@ -17,8 +19,7 @@ _MAX_UNITS: Final = 2**53
 
 
 @final
-@dataclass(slots=True, kw_only=True)
-class Iteration:
+class Iteration(msgspec.Struct, eq=False, kw_only=True):
     """The current iteration: what this worker has computed since the workers last synchronised.
 
     Attributes:

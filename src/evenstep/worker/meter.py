@@ -14,7 +14,7 @@ from zlib import crc32
 
 import numpy as np
 
-from evenstep.core.disagreement import require_same_plan
+from evenstep.core.disagreement import refuse_other_plans
 from evenstep.core.load.narx import Narx
 from evenstep.core.values import UNLIMITED, Factors, IntArray, Reports, Sample, State
 from evenstep.worker.device_memory import LearntLimit
@@ -219,7 +219,8 @@ class Rows:
         Raises:
             DisagreementError: They followed different plans.
         """
-        require_same_plan(self._plans, rows[:, 0])
+        if len(set(fingerprints := rows[:, 0].tolist())) > 1:
+            refuse_other_plans(self._plans, fingerprints)
         self._meter.received = Reports(*rows[:, 3:COLUMNS].T), rows[:, 1:3]
         return rows[:, COLUMNS:]
 

@@ -67,6 +67,7 @@ def open_tracker(
             memory=memory,
         ),
         recorder=Logged(keeps, rank),
+        follows_speed=scheme.load.follows_speed,
         last_sizes=last_sizes(scheme, records, launched, folder, rank),
         lags=lags,
         tells_plans=first_on_host or scheme.served is not None,

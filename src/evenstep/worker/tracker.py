@@ -42,6 +42,7 @@ class Tracker:
         hold: Emulates slowness; None for a real device.
         activity: The activity of the main thread, for this worker's pulse.
         last_sizes: Keeps the basis of the sizes for the next start; None if another worker does, or nothing does.
+        follows_speed: Whether sizes depend on the reports, so that they are decided anew after each.
         lags: By how many iterations each worker's measurements come late; None if shares are not computed whole.
         tells_plans: Whether this worker is the one that records everybody's sizes.
         summary: Sums up the run on worker 0; None on other workers.
@@ -61,6 +62,7 @@ class Tracker:
     hold: Hold | None = None
     activity: Activity = field(default_factory=Activity)
     last_sizes: LastSizes | None = None
+    follows_speed: bool = True
     lags: Sequence[int] | None = None
     tells_plans: bool = True
     summary: Summary | None = None
@@ -309,9 +311,10 @@ class Tracker:
         if self.meter.received is None:
             return
         (reports, outside), self.meter.received = self.meter.received, None
-        self.policy.observe(reports)
-        self._planned_for = None
         self.latest = reports
+        if self.follows_speed:
+            self.policy.observe(reports)
+            self._planned_for = None
         if self.last_sizes is not None:
             self.last_sizes.keep(self.policy, changed=False)
         now = self.iteration

@@ -122,7 +122,19 @@ def test_costs_of_any_unit_are_whole_numbers_in_proportion(given_costs):
 # Slices of an epoch.
 
 
-def lookahead(ledger, worker, costs, sizes, *, maximum=UNLIMITED, weights=None, depth=2, padded=False, most=UNLIMITED):
+def lookahead(
+    ledger,
+    worker,
+    costs,
+    sizes,
+    *,
+    history=None,
+    maximum=UNLIMITED,
+    weights=None,
+    depth=2,
+    padded=False,
+    most=UNLIMITED,
+):
     indices = np.random.default_rng(5).permutation(len(costs))
     workers = len(sizes)
     sharing = CostSharing(
@@ -132,15 +144,16 @@ def lookahead(ledger, worker, costs, sizes, *, maximum=UNLIMITED, weights=None, 
         weights=lambda: weights,
         most=most,
     )
-    return Lookahead(ledger, worker=worker, sizes=lambda: sizes, depth=depth, minimum=2, sharing=sharing), indices
+    decided = (lambda: sizes) if history is None else (lambda: history[-1])
+    return Lookahead(ledger, worker=worker, sizes=decided, depth=depth, minimum=2, sharing=sharing), indices
 
 
 @given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 2), min_size=1, max_size=9))
 def test_each_position_is_one_workers_whatever_the_sizes(seed, history):
     costs = np.random.default_rng(seed).lognormal(0, 1, 61)
     plans = [np.array(each) for each in ([5, 5, 5], [2, 4, 9], [13, 2, 0])]
-    windows = [lookahead(Ledger(length=61, global_batch_size=15), worker, costs, plans[0])[0] for worker in range(3)]
-    positions = []
+    ledgers, positions, planned = [Ledger(length=61, global_batch_size=15) for _ in range(3)], [], [plans[0]]
+    windows = [lookahead(each, worker, costs, plans[0], history=planned)[0] for worker, each in enumerate(ledgers)]
     for plan in [*history, 0, 1, 2, 0, 1]:
         shares = [window.share() for window in windows]
         if shares[0] is None:
@@ -150,10 +163,11 @@ def test_each_position_is_one_workers_whatever_the_sizes(seed, history):
             assert share.samples == share.sizes[worker]
             assert share.samples == 0 or len(set(share.positions)) == share.samples
             positions += sorted(set(share.positions))[: share.samples]
+        planned.append(plans[plan])
         for window in windows:
             window.request(3)
             window.advance()
-            window.resize(plans[plan])
+            window.replan()
     while (shares := [window.share() for window in windows])[0] is not None:
         for share in shares:
             positions += sorted(set(share.positions))[: share.samples]

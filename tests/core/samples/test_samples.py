@@ -76,8 +76,8 @@ def test_an_even_epoch_has_the_same_samples_in_as_many_slices_and_none_below_hal
     even = Ledger(length=length, global_batch_size=size, even=True)
     cuts = [even.slice(iteration) for iteration in range(even.iterations)]
     assert even.iterations == plain.iterations
-    assert [position for cut in cuts for position in range(cut.start, cut.stop)] == list(range(length))
-    assert all(size // 2 <= cut.length <= size for cut in cuts) or len(cuts) == 1
+    assert [position for cut in cuts for position in cut] == list(range(length))
+    assert all(size // 2 <= len(cut) <= size for cut in cuts) or len(cuts) == 1
     assert even.slice(even.iterations) is None
 
 
@@ -96,7 +96,7 @@ def test_slices_cover_an_epoch_once(length, size, drop_last):
     ledger = Ledger(length=length, global_batch_size=size, drop_last=drop_last)
     taken = []
     while (cut := ledger.slice(ledger.iteration)) is not None:
-        taken.extend(range(cut.start, cut.stop))
+        taken.extend(cut)
         ledger.skip()
     assert taken == list(range(length - length % size if drop_last else length))
     assert ledger.iteration == ledger.iterations
@@ -122,11 +122,12 @@ class Walk:
         self.workers = len(history[0])
         self.size = int(history[0].sum())
         self.history = history
+        self.sizes = history[0]
         self.lookaheads = [
             Lookahead(
                 Ledger(length=length, global_batch_size=self.size, iteration=start),
                 worker=worker,
-                sizes=lambda: history[0],
+                sizes=lambda: self.sizes,
                 depth=depth,
                 minimum=minimum,
             )
@@ -150,9 +151,10 @@ class Walk:
             assert len({tuple(share.sizes) for share in shares}) == 1
             assert sum(WEIGHTINGS["samples"](share) for share in shares) == pytest.approx(1)
             iteration += 1
+            self.sizes = self.history[iteration % len(self.history)]
             for lookahead in self.lookaheads:
                 lookahead.advance()
-                lookahead.resize(self.history[iteration % len(self.history)])
+                lookahead.replan()
         return iteration
 
     def fetch(self, lookahead, limit, share):
@@ -186,10 +188,12 @@ def test_an_epoch_goes_on_with_other_workers(history, length, stop):
 
 
 def test_misses_are_what_a_change_asks_for_out_of_turn():
-    lookahead = Lookahead(Ledger(length=40, global_batch_size=8), worker=0, sizes=lambda: np.array([4, 4]), depth=1)
+    sizes = np.array([4, 4])
+    lookahead = Lookahead(Ledger(length=40, global_batch_size=8), worker=0, sizes=lambda: sizes, depth=1)
     while lookahead.request(4) is not None:
         pass
-    lookahead.resize(np.array([5, 3]))
+    sizes = np.array([5, 3])
+    lookahead.replan()
     assert lookahead.misses == 2
     assert lookahead.request(9) == Request(iteration=0, positions=(7,))
     assert lookahead.request(9) == Request(iteration=1, positions=(15,))
@@ -199,9 +203,9 @@ def test_misses_are_what_a_change_asks_for_out_of_turn():
 @given(histories(), st.integers(1, 130), st.integers(0, 3), st.integers(1, 2), st.integers(0, 6))
 def test_shares_that_were_asked_for_whole_are_asked_for_again_when_they_change(history, length, depth, minimum, steady):
     """A worker gets each share whole, or each of its samples, for any history of sizes; sizes change now and then."""
-    size = int(history[0].sum())
+    sizes, size = history[0], int(history[0].sum())
     lookahead = Lookahead(
-        Ledger(length=length, global_batch_size=size), worker=0, sizes=lambda: history[0], depth=depth, minimum=minimum
+        Ledger(length=length, global_batch_size=size), worker=0, sizes=lambda: sizes, depth=depth, minimum=minimum
     )
     whole, samples, turn = {}, {}, 0
     while (share := lookahead.share()) is not None:
@@ -216,15 +220,18 @@ def test_shares_that_were_asked_for_whole_are_asked_for_again_when_they_change(h
                 held_then.update(request.positions)
         lookahead.advance()
         turn += 1
-        lookahead.resize(history[turn // (steady + 1) % len(history)])
+        sizes = history[turn // (steady + 1) % len(history)]
+        lookahead.replan()
     if all(np.array_equal(sizes, history[0]) for sizes in history) and minimum == 1:
         assert not any(samples.values())
 
 
 def test_nothing_is_asked_for_whole_until_sizes_have_settled():
-    lookahead = Lookahead(Ledger(length=400, global_batch_size=8), worker=0, sizes=lambda: np.array([4, 4]), depth=1)
+    sizes = np.array([4, 4])
+    lookahead = Lookahead(Ledger(length=400, global_batch_size=8), worker=0, sizes=lambda: sizes, depth=1)
     assert lookahead.request(None, whole=True) == Request(iteration=0, positions=(0, 1, 2, 3), whole=True)
-    lookahead.resize(np.array([3, 5]))
+    sizes = np.array([3, 5])
+    lookahead.replan()
     assert lookahead.misses == 3
     asked = []
     for _ in range(8):

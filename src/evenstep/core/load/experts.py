@@ -140,13 +140,11 @@ class ExpertsPolicy(LoadPolicy):
 
     def _propose(self) -> IntArray:
         """Ask the experts, and weight their answers by their losses."""
-        guesses: list[FloatArray] = []
-        for expert in self._experts:
-            found = expert.speeds()
-            if self.load.experts:
+        guesses = [expert.speeds() for expert in self._experts]
+        if self.load.experts:
+            for expert, found in zip(self._experts, guesses, strict=True):
                 require_speeds(expert, found, self.workers)
-            guesses.extend(found.reshape(-1, self.workers))
-        speeds = np.array(guesses)
+        speeds = np.concatenate([found.reshape(-1, self.workers) for found in guesses])
         shared = (speeds * (_UNIT / _largest(speeds, axis=1, keepdims=True))).astype(np.int64)
         self._shares = shared / _total(shared, axis=1, keepdims=True)
         if len(self._losses) != len(speeds):

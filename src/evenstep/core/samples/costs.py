@@ -12,7 +12,6 @@ import numpy as np
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples.balanced import balanced, fitted
 from evenstep.core.samples.drawn import Indices
-from evenstep.core.samples.ledger import Slice
 from evenstep.core.samples.padded import balanced_padded
 from evenstep.core.samples.per_sample import THOUSAND, PerSample
 from evenstep.core.samples.share import Loads, Share
@@ -126,11 +125,11 @@ class CostSharing:
     most: int = UNLIMITED
     per_sample: PerSample = field(default_factory=PerSample)
 
-    def owners(self, cut: Slice, sizes: IntArray, owners: IntArray | None = None) -> IntArray:
+    def owners(self, cut: range, sizes: IntArray, owners: IntArray | None = None) -> IntArray:
         """The worker of each position of a slice.
 
         Args:
-            cut: The slice.
+            cut: The positions of the slice.
             sizes: The numbers of average samples with which the workers end together, int64 of shape [workers]; their
                 sum is the length of the slice. A worker with 0 gets none.
             owners: The present assignment. If costs add up, as much of it as fits is kept.
@@ -148,7 +147,7 @@ class CostSharing:
         owners = balanced(costs, loads, lower=lower, upper=upper, owners=owners)
         return owners if room is None else fitted(owners, memory, room, lower=lower, upper=upper)
 
-    def loads(self, cut: Slice, owners: IntArray, sizes: IntArray) -> Loads:
+    def loads(self, cut: range, owners: IntArray, sizes: IntArray) -> Loads:
         """The costs of all workers' parts; 0 where samples are repeated or copies."""
         costs, units = self.costs.costs, self.costs.of(np.arange(cut.start, cut.stop))
         loads = np.zeros(len(sizes), dtype=np.int64)

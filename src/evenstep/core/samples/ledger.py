@@ -1,24 +1,9 @@
 """The exactly-once ledger of an epoch under a barrier: which positions have been handed out, and which come next."""
 
-from dataclasses import dataclass
 from typing import Final, final
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.values import IntArray
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
-    """The union batch of one iteration: positions `start` (included) to `stop` (excluded)."""
-
-    iteration: int
-    start: int
-    stop: int
-
-    @property
-    def length(self) -> int:
-        """The number of positions in the slice."""
-        return self.stop - self.start
 
 
 @final
@@ -75,8 +60,8 @@ class Ledger:
             raise ConfigError(f"iteration {iteration} is outside this epoch of {self.iterations} iterations")
         self.iteration = iteration
 
-    def slice(self, iteration: int) -> Slice | None:
-        """The slice of an iteration, or None past the last one."""
+    def slice(self, iteration: int) -> range | None:
+        """The positions of an iteration's union batch, or None past the last one."""
         if not 0 <= iteration < self.iterations:
             return None
         if self._ends is not None:
@@ -85,7 +70,7 @@ class Ledger:
             start = min(iteration * self.global_batch_size, self._last)
             end = self._last if iteration < self.iterations - 1 else self.length
             stop = min(start + self.global_batch_size, end)
-        return Slice(iteration=iteration, start=start, stop=stop)
+        return range(start, stop)
 
     def skip(self) -> None:
         """Count the next slice, which must exist, as handed out."""

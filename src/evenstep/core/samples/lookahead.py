@@ -9,7 +9,7 @@ import numpy as np
 
 from evenstep.core.samples.assignment import part_of, reassign, slice_sizes, split
 from evenstep.core.samples.costs import CostSharing
-from evenstep.core.samples.ledger import Ledger, Slice
+from evenstep.core.samples.ledger import Ledger
 from evenstep.core.samples.private import PrivateParts
 from evenstep.core.samples.share import Request, Share
 from evenstep.core.values import IntArray
@@ -23,7 +23,8 @@ class _Planned:
     parts in their order. `unasked` are the needed positions not yet requested. `whole`: it was requested whole.
     """
 
-    cut: Slice
+    iteration: int
+    cut: range
     sizes: IntArray
     needed: tuple[int, ...] = ()
     unasked: tuple[int, ...] = ()
@@ -103,24 +104,19 @@ class Lookahead:
     def _extend(self) -> None:
         """Plan slices when they are first needed, with the latest sizes."""
         while len(self._window) <= self._depth:
-            cut = self._ledger.slice(self._ledger.iteration + len(self._window))
+            iteration = self._ledger.iteration + len(self._window)
+            cut = self._ledger.slice(iteration)
             if cut is None:
                 return
-            self._window.append(self._plan(cut))
-
-    def _plan(self, cut: Slice) -> _Planned:
-        """Divide a slice for the first time."""
-        if self._private is not None:
-            planned = _Planned(cut, self._private.sizes(cut.iteration))
-            planned.need(self._private.positions(self._worker, cut.iteration))
-            return planned
-        planned = _Planned(cut, self._sizes_of(cut))
-        if self._sharing is not None:
-            self._assign(planned, planned.sizes)
-        else:
-            start, stop = self._place if planned.sizes is self._sizes else self._place_in(planned.sizes)
-            planned.need(range(cut.start + start, cut.start + stop))
-        return planned
+            private, sizes = self._private, self._sizes_of(iteration, cut)
+            self._window.append(planned := _Planned(iteration, cut, sizes))
+            if private is not None:
+                planned.need(private.positions(self._worker, iteration))
+            elif self._sharing is not None:
+                self._assign(planned, sizes)
+            else:
+                start, stop = self._place if sizes is self._sizes else self._place_in(sizes)
+                planned.need(cut[start:stop])
 
     def _assign(self, planned: _Planned, sizes: IntArray) -> None:
         """Divide a slice anew: by cost, or by count so that every worker keeps what it can."""
@@ -132,18 +128,18 @@ class Lookahead:
         planned.owners, planned.sizes = owners, sizes
         planned.need(part_of(owners, self._worker, planned.cut.start))
 
-    def _sizes_of(self, cut: Slice) -> IntArray:
-        if cut.stop - cut.start == self._whole:
+    def _sizes_of(self, iteration: int, cut: range) -> IntArray:
+        if self._private is not None:
+            return self._private.sizes(iteration)
+        if len(cut) == self._whole:
             return self._sizes
-        return slice_sizes(self._sizes, cut.length, self._minimum, even=self._ledger.even)
+        return slice_sizes(self._sizes, len(cut), self._minimum, even=self._ledger.even)
 
     def replan(self) -> None:
-        """See `Shares.replan`."""
-        if self._private is None:
-            self.resize(self._decided())
-
-    def resize(self, sizes: IntArray) -> None:
-        """Plan the present slice and all later ones with these sizes and the known times per sample."""
+        """See `Shares.replan`; plans with the known times per sample, too."""
+        if self._private is not None:
+            return
+        sizes = self._decided()
         part = 0 if self._sharing is None else self._sharing.per_sample.thousandths
         if part == self._part and (sizes is self._sizes or np.array_equal(sizes, self._sizes)):
             return
@@ -152,7 +148,7 @@ class Lookahead:
         self._unsettled = 2 * (self._depth + 1)
         for planned in self._window:
             begun = bool(planned.asked)
-            self._assign(planned, self._sizes_of(planned.cut))
+            self._assign(planned, self._sizes_of(planned.iteration, planned.cut))
             self.misses += begun * len(planned.unasked)
 
     def request(self, limit: int | None, *, whole: bool = False) -> Request | None:
@@ -163,7 +159,7 @@ class Lookahead:
             return None
         repeated = len(planned.needed) < self._minimum
         planned.whole = whole and not (limit or planned.asked or repeated or self._unsettled)
-        return Request(iteration=planned.cut.iteration, positions=planned.ask(limit), whole=planned.whole)
+        return Request(iteration=planned.iteration, positions=planned.ask(limit), whole=planned.whole)
 
     def share(self) -> Share | None:
         """This worker's part of the present slice, or None when the epoch is over."""
@@ -173,11 +169,11 @@ class Lookahead:
         planned, sharing = self._window[0], self._sharing
         positions = planned.needed * max(-(-self._minimum // len(planned.needed)), 1)
         share = Share(
-            iteration=planned.cut.iteration,
+            iteration=planned.iteration,
             positions=positions,
             samples=int(planned.sizes[self._worker]),
             sizes=planned.sizes,
-            ends_epoch=planned.cut.iteration == self._ledger.iterations - 1,
+            ends_epoch=planned.iteration == self._ledger.iterations - 1,
         )
         if sharing is None or planned.owners is None:
             return share

@@ -10,8 +10,8 @@ from evenstep.core.samples.share import Share
 from evenstep.core.values import IntArray
 
 
-def micro_batches(share: Share, size: int | None, costs: EpochCosts | None = None) -> list[Share]:
-    """The share in pieces of `size` positions, the last one shorter if they do not divide; None: in one piece.
+def micro_batches(share: Share, size: int, costs: EpochCosts | None = None) -> list[Share]:
+    """The share in pieces of `size` positions, the last one shorter if they do not divide.
 
     A last piece of one position has it twice, because many models cannot compute on one sample. With `costs`, pieces
     cost at most as much as `size` average samples, and are as equal as that allows. A sample that costs more goes into
@@ -23,8 +23,6 @@ def micro_batches(share: Share, size: int | None, costs: EpochCosts | None = Non
     [((3, 4), 0.4), ((5, 6), 0.4), ((7, 7), 0.2)]
     """
     whole, pieces, done = share.positions, list[Share](), 0
-    if size is None:
-        return [share]
     if costs is None:
         cut = [whole[start : start + size] for start in range(0, len(whole), size)]
     else:

@@ -252,7 +252,7 @@ class BatchLoop(ABC):
         self._at.looping = self._left = True
         try:
             while (share := shares.share()) is not None:
-                for piece in cut(share):
+                for piece in (share,) if cut is None else cut(share):
                     batch = make(share, piece)
                     if piece.last:
                         shares.advance()
@@ -286,7 +286,7 @@ class BatchLoop(ABC):
                 " loop first"
             )
 
-    def _begin_loop(self) -> tuple[Ledger | OwnShares, Shares, Maker, Cutter]:
+    def _begin_loop(self) -> tuple[Ledger | OwnShares, Shares, Maker, Cutter | None]:
         bound, peeked = self._started, self._peeked
         bound.engine.begin_loop(self._origin)
         if peeked or self._left:
@@ -300,10 +300,11 @@ class BatchLoop(ABC):
         bound.engine.enter_loader()
         if isinstance(self._epochs, OwnEpochs):
             own = self._epochs.begin(again=peeked)
-            return own.shares, own.shares, own.make, partial(micro_batches, size=None)
+            return own.shares, own.shares, own.make, None
         drawn, ledger = self._epochs.begin(again=peeked)
         costs = None if bound.terms.costs is None else EpochCosts(bound.terms.costs, drawn.indices)
-        cut: Cutter = partial(micro_batches, size=bound.scheme.micro_batch, costs=costs)
+        size = bound.scheme.micro_batch
+        cut = None if size is None else partial(micro_batches, size=size, costs=costs)
         given = {} if costs is None else {"costs": costs}
         shares = bound.shares(ledger, epoch=self._at.epoch, depth=bound.terms.depth, **given)
         return ledger, shares, self._maker(shares, drawn), cut

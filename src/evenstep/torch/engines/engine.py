@@ -58,7 +58,7 @@ class Engine(ABC):
         """Where in them the optimizer steps."""
         self._one_at_a_time = ""
         """The feature of the scheme that rules out two loops at the same time, if any."""
-        self._origins: list[Origin] = []
+        self.origins: list[Origin] = []
         """The loaders that were looped over."""
         self.looped: Origin | None = None
         """The loader of the last loop, if that has not ended."""
@@ -90,8 +90,8 @@ class Engine(ABC):
                 " time: finish or leave the first loop before, or use a scheme without it"
             )
         self.looped, self._loops_in = loader, threading.get_ident()
-        if loader not in self._origins:
-            self._origins.append(loader)
+        if loader not in self.origins:
+            self.origins.append(loader)
 
     @abstractmethod
     def enter_loader(self) -> None:
@@ -209,13 +209,13 @@ class Engine(ABC):
         Raises:
             ConfigError: Several batches were fetched ahead, and it is not known which of them it computes.
         """
-        given = Inputs(inputs)
         if self._loops_in is not None:
             self._require_one_thread()
         if self._loop_over:
+            given = Inputs(inputs)
             over = self._all_done or self.hand_outs.beyond(model, given)
             self._all_done = over and not self.hand_outs.kept(given)
-        batch = self.hand_outs.in_hand if self._all_done else self.hand_outs.of_forward(model, given)
+        batch = self.hand_outs.in_hand if self._all_done else self.hand_outs.of_forward(model, partial(Inputs, inputs))
         if batch is None:
             self._strayed = True
             return None
@@ -226,7 +226,7 @@ class Engine(ABC):
         batch.passed[model] = batch.passed.get(model, 0) + 1
         batch.origin.computed = True
         if self._scale is not None and self._scale.looks:
-            self._scale.forward_begins(given)
+            self._scale.forward_begins(Inputs(inputs))
         return batch
 
     def _require_one_thread(self) -> None:
@@ -311,12 +311,6 @@ class Engine(ABC):
         Raises:
             ConfigError: The optimizer must not step now, or not on these gradients.
         """
-
-    def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Called after a step of one of the script's optimizers, as a hook."""
-        for origin in self._origins:
-            now = self.hand_outs.latest_of(origin) if self.hand_outs.ahead else origin.batch
-            origin.stepped = 0 if now is None else now.iteration
 
     def explained(self, cause: Exception) -> EvenstepError:
         """The error to raise after a collective failed with `cause`; it names the missing worker."""

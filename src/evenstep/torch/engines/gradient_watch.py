@@ -1,5 +1,6 @@
 """Finds gradients that DistributedDataParallel did not sum. It does not report them, and the workers would diverge."""
 
+from collections import deque
 from typing import TYPE_CHECKING, Final, final
 
 import torch
@@ -18,20 +19,17 @@ class GradientWatch:
     does not follow, the gradients are this worker's alone.
 
     Attributes:
-        local: Whether a gradient arrived there since the last bucket was on its way to all workers.
+        local: That parameter, if a gradient arrived there since the last bucket was on its way to all workers.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
         self._frozen = {name: each for name, each in model.named_parameters() if not each.requires_grad}
-        self.local = False
+        self.local: deque[torch.Tensor] = deque(maxlen=1)
         self._handle: RemovableHandle | None = None
         if self._trained:
             first = next(iter(self._trained.values()))
-            self._handle = first.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
-
-    def _arrived(self, _: torch.Tensor) -> None:
-        self.local = True
+            self._handle = first.register_post_accumulate_grad_hook(self.local.append)  # type: ignore[no-untyped-call]
 
     def trouble(self, optimizer: torch.optim.Optimizer, *, reduces: bool | None) -> str | None:
         """The reason why an optimizer must not step; None if all its gradients are sums.

@@ -141,8 +141,7 @@ class LocalEngine(Engine):
                     parameter.grad = None
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Average here after the last batch, if the loop ended before it was computed."""
-        super().after_step(optimizer)
+        """Called after a step, as a hook: average after the last batch, if the loop ended before it was computed."""
         self._stepped.add(id(optimizer))
         last = self._loop_over and self._in_hand and not self.hand_outs.ahead
         if last and self._stepped.issuperset(map(id, self._optimizers)):

@@ -56,9 +56,13 @@ class StepChecks:
         """
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
-            self._engine.before_step(optimizer)
-            if self._engine.workers.count > 1:
+            engine = self._engine
+            engine.before_step(optimizer)
+            if engine.workers.count > 1:
                 self._require_known(optimizer)
+            for origin in engine.origins:
+                now = engine.hand_outs.latest_of(origin) if engine.hand_outs.ahead else origin.batch
+                origin.stepped = 0 if now is None else now.iteration
             return None
 
         def checked() -> Any:

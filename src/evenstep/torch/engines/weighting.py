@@ -116,7 +116,7 @@ class SummedModel:
         self.reduces = None
         self.accumulating = False
         if self.watch is not None:
-            self.watch.local = False
+            self.watch.local.clear()
 
     def close(self) -> None:
         """Remove the hooks, which autograd keeps alive."""
