@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
+import evenstep
 from evenstep.integrations.transformers import attach
 from support.accelerate_habits import as_launched
 from support.told_speeds import told
@@ -61,7 +62,11 @@ def made(run, kind, settings, model, sizes=None, **options):
     trainer = kind(model=model, args=arguments, processing_class=tokenizer(), **options)
     if not run.alone:
         assert attach(trainer, **run.options) is trainer
-    trainer.train()
+    try:
+        trainer.train()
+    except evenstep.EvenstepError:
+        trainer.accelerator.free_memory()  # Within a step, workers could not meet for what follows.
+        raise
     assert run.alone or trainer._trained.epochs.accumulation == arguments.gradient_accumulation_steps
     return of(trainer) | {"tokens": getattr(trainer, "_total_train_tokens", None)}
 
