@@ -1,4 +1,4 @@
-"""What unequal accumulation gains for batches of two: plain PyTorch, a plain loop, Accelerate and Transformers.
+"""What unequal accumulation gains for batches of two: plain PyTorch, a plain loop, and three wrappers.
 
 Three workers, the last one four times slower: the model sleeps for every sample that it computes on, 30 ms on a fast
 worker, as in fine-tuning. A step has eight batches of two samples per worker on average. The rate is that of the
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from harness import record
 from harness.workers import run_workers
-from integrations import Model
+from integrations import Model, fit_lightning
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, TensorDataset
@@ -26,7 +26,7 @@ WORKERS, BATCH, WINDOW, SLOWNESS, PER_SAMPLE = 3, 2, 8, (1, 1, 4), 0.03
 STEPS, WARMUP, FEATURES = 30, 12, 16
 SAMPLES = WORKERS * BATCH * WINDOW
 IDEAL = sum(1 / (slow * PER_SAMPLE) for slow in SLOWNESS)
-WRAPPERS = ("accelerate", "transformers")
+WRAPPERS = ("lightning", "accelerate", "transformers")
 
 
 def main():
@@ -81,7 +81,7 @@ def _measure(rank, argument, tell):
     warnings.simplefilter("ignore")
     local = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": WORKERS, "LOCAL_WORLD_SIZE": WORKERS}
     os.environ.update({name: str(value) for name, value in local.items()}, ACCELERATE_USE_CPU="1")
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1", TORCHELASTIC_RUN_ID="none")
     torch.manual_seed(seed)
     data = TensorDataset(torch.randn(SAMPLES * steps, FEATURES), torch.randn(SAMPLES * steps, 1))
     model = Model(rank)
@@ -122,6 +122,10 @@ def _plain_loop(model, data):
             optimizer.zero_grad()
 
 
+def _lightning(model, data):
+    fit_lightning(model, data, True, BATCH, accumulate_grad_batches=WINDOW)
+
+
 def _accelerate(model, data):
     from evenstep.integrations.accelerate import Accelerator
 
@@ -152,7 +156,13 @@ def _transformers(model, data):
     trainer.train()
 
 
-LOOPS = {"PyTorch": _pytorch, "plain loop": _plain_loop, "accelerate": _accelerate, "transformers": _transformers}
+LOOPS = {
+    "PyTorch": _pytorch,
+    "plain loop": _plain_loop,
+    "lightning": _lightning,
+    "accelerate": _accelerate,
+    "transformers": _transformers,
+}
 
 
 if __name__ == "__main__":

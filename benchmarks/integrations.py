@@ -152,6 +152,10 @@ def _plain_loop(model, data, even):
 
 
 def _lightning(model, data, even):
+    fit_lightning(model, data, even, BATCH)
+
+
+def fit_lightning(model, data, even, batch_size, **options):
     import lightning
 
     class Module(lightning.LightningModule):
@@ -172,9 +176,9 @@ def _lightning(model, data, even):
         strategy = EvenstepStrategy("lb-bsp")
     trainer = lightning.Trainer(
         strategy=strategy, accelerator="cpu", devices=WORKERS, max_epochs=1, logger=False, enable_progress_bar=False,
-        enable_checkpointing=False, enable_model_summary=False,
+        enable_checkpointing=False, enable_model_summary=False, **options,
     )  # fmt: skip
-    trainer.fit(Module(), DataLoader(data, batch_size=BATCH))
+    trainer.fit(Module(), DataLoader(data, batch_size=batch_size))
 
 
 def _accelerate(model, data, even):

@@ -15,6 +15,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 from support import lightning_checkpoints as checkpoints
 from support import lightning_habits as habits
 from support import lightning_scripts as scripts
+from support import lightning_windows as windows
 
 from evenstep.integrations.lightning import EvenstepFabricStrategy, EvenstepStrategy
 from evenstep.telemetry import read_events
@@ -22,8 +23,11 @@ from evenstep.telemetry.events import IterationDone
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("lightning")]
 
-EXACT = [*habits.EXACT, *scripts.EXACT, checkpoints.whole]
+EXACT = [*habits.EXACT, *scripts.EXACT, *windows.EXACT, checkpoints.whole]
+REFUSED = {**checkpoints.MISTAKES, **windows.MISTAKES}
 COMPARED = [*EXACT, *habits.ROUNDED]
+ANYWHERE = [checkpoints.unknown_scheme, windows.communicate_in_whole_batches]
+"""Mistakes that are not of Lightning scripts alone."""
 BATCHES = 6
 
 
@@ -37,7 +41,7 @@ def found(folder):
     """What everything came to on each worker, from one start of the workers."""
     saving = [checkpoints.save, checkpoints.save_with_fabric]
     busy = [scripts.log_beside_a_busy_worker, scripts.accumulate_beside_a_busy_worker]
-    every = [*COMPARED, *checkpoints.MISTAKES, *scripts.MISTAKES, *saving, *busy]
+    every = [*COMPARED, *REFUSED, *scripts.MISTAKES, *saving, *busy]
     return results(run_workers(habits.come_to, habits.WORKERS, habits.Together, every, folder))
 
 
@@ -94,15 +98,13 @@ def test_waiting_for_others_within_a_step_is_no_compute(folder, found, habit, ru
     assert min(seconds[0]) < min(seconds[1]) / 2
 
 
-@pytest.mark.parametrize(
-    ("mistake", "sentence"), checkpoints.MISTAKES.items(), ids=lambda part: getattr(part, "__name__", "")
-)
+@pytest.mark.parametrize(("mistake", "sentence"), REFUSED.items(), ids=lambda part: getattr(part, "__name__", ""))
 def test_what_cannot_work_is_refused_on_every_worker(found, mistake, sentence):
     for value in found:
         said = value[mistake.__name__]
         assert said.startswith("ConfigError: ")
         assert sentence in said
-        assert "(docs/integrations/lightning.md)" in said or mistake is checkpoints.unknown_scheme
+        assert "(docs/integrations/lightning.md)" in said or mistake in ANYWHERE
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,12 @@ def test_an_attached_trainer_is_one_process(came_to, habit):
         value = each[UNEVEN, habit.__name__]
         assert not isinstance(value, str), value
         np.testing.assert_allclose(value["weights"], alone["weights"], rtol=0, atol=1e-6)
+        assert habit is not habits.fine_tune_in_whole_batches or value["tokens"] == alone["tokens"]
 
 
-def test_a_trainer_that_compares_completions_is_refused(came_to):
+@pytest.mark.parametrize("mistake", habits.MISTAKES, ids=lambda mistake: mistake.__name__)
+def test_what_cannot_work_is_refused(came_to, mistake):
     for each in came_to:
-        said = each[UNEVEN, "compare"]
+        said = each[UNEVEN, mistake.__name__]
         assert said.startswith("ConfigError: ")
-        assert "compares several completions of a prompt" in said
+        assert habits.MISTAKES[mistake] in said

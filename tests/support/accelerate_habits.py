@@ -8,7 +8,7 @@ import os
 import tempfile
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 
 import accelerate
 import torch
@@ -479,6 +479,29 @@ def save_inside_the_last_step(run, make, batch):
         return weights(model)
 
 
+def resume_whole_batches(run, make, batch):
+    """After two steps, for which a script has counted the batches of its own worker: the loaded state counts steps."""
+    make, batch = (partial(whole_batches, make), 2) if batch == BATCH else (make, 24)
+    with tempfile.TemporaryDirectory() as mine:
+        shared = [mine]
+        if dist.is_initialized():
+            dist.broadcast_object_list(shared)
+        accelerator, steps = make(), []
+        model, optimizer, loader = accelerator.prepare(*parts(run, batch))
+        batches = takewhile(lambda _: sum(steps) < 2, loader)
+        train(accelerator, model, optimizer, batches, after=lambda: steps.append(accelerator.sync_gradients))
+        accelerator.save_state(shared[0])
+        accelerator.wait_for_everyone()
+        accelerator.free_memory()
+        resumed = make()
+        model, optimizer, loader = resumed.prepare(*parts(run, batch))
+        resumed.load_state(shared[0])
+        resumed.wait_for_everyone()
+        train(resumed, model, optimizer, resumed.skip_first_batches(loader, len(steps)))
+        train(resumed, model, optimizer, loader)
+        return weights(model)
+
+
 EXACT = (
     ordinary,
     prepare_one_by_one,
@@ -502,6 +525,7 @@ EXACT = (
     divide_by_all,
     gather_in_training,
     evaluate_in_between,
+    resume_whole_batches,
 )
 """Those that come to the numbers of one process, to 1e-10."""
 

@@ -48,8 +48,8 @@ def loader_of(run=RUN, **options):
 class GlobalBatches:
     """Whole global batches of the samples of a loader, in the documented order."""
 
-    def __init__(self, loader):
-        self.loader = loader
+    def __init__(self, loader, size=GLOBAL_BATCH):
+        self.loader, self.size = loader, size
         self.sampler = self
         self.epoch = 0
         self.lists = None if loader.batch_size is not None else loader.batch_sampler
@@ -59,7 +59,7 @@ class GlobalBatches:
 
     @property
     def ledger(self):
-        return Ledger(length=len(self.loader.sampler), global_batch_size=GLOBAL_BATCH, even=True)
+        return Ledger(length=len(self.loader.sampler), global_batch_size=self.size, even=True)
 
     def __len__(self):
         return self.ledger.iterations if self.lists is None else len(self.lists)

@@ -9,6 +9,7 @@ import torch.distributed as dist
 import transformers
 from torch.nn.functional import cross_entropy
 from torch.utils.data import IterableDataset, SequentialSampler
+from transformers.trainer_utils import HPSearchBackend
 
 import evenstep
 from evenstep.integrations.transformers import EvenstepTrainer, attach
@@ -235,6 +236,29 @@ def ask_for_whole_batches(run):
     return run.trained(partial(averaging, scaled=False), **in_whole_batches(run))
 
 
+class Trial(dict):
+    """The parameters of a trial, as Ray gives them, and what Optuna's have besides."""
+
+    number = 0
+
+    @property
+    def params(self):
+        return self
+
+
+def search_in_whole_batches(run):
+    """Trials of a hyperparameter search, for each of which the trainer makes another Accelerator."""
+    if not run.alone:
+        run.options = {**run.options, "whole_batches": True}
+    trainer = run.trainer(partial(averaging, scaled=False), **in_whole_batches(run))
+    trainer.model_init = lambda: tiny_gpt()
+    trainer.hp_search_backend, trainer.hp_space = HPSearchBackend.OPTUNA, Trial
+    for rate in (0.05, 0.1):
+        trainer.train(trial=Trial(learning_rate=rate))
+        assert run.alone or trainer._trained.epochs.accumulation == 8
+    return {**of(trainer), "losses": []}
+
+
 def resume_in_whole_batches(run):
     """In the middle of the second epoch, in another trainer."""
     names = in_whole_batches(run, num_train_epochs=3)
@@ -389,6 +413,7 @@ EXACT = (
     copy_whole_batches,
     look_into_batches,
     ask_for_whole_batches,
+    search_in_whole_batches,
     resume_in_whole_batches,
     smooth_labels,
     average_over_the_batch,

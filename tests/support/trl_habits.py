@@ -10,8 +10,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
+import evenstep
 from evenstep.integrations.transformers import attach
 from support.accelerate_habits import as_launched
+from support.told_speeds import told
 from support.transformers_habits import BATCH, LENGTH, SAMPLES, WORDS, WORKERS, alone, attempt, of
 
 COMMON = {
@@ -53,20 +55,34 @@ def sentences(number):
         yield " ".join(f"w{word}" for word in words.tolist())
 
 
-def made(run, kind, settings, model, **options):
+def made(run, kind, settings, model, sizes=None, **options):
     """A trainer, which is evenstep's if several workers run."""
-    size = WORKERS * BATCH if run.alone else BATCH
-    arguments = settings(output_dir=run.folder, per_device_train_batch_size=size, **COMMON)
+    sizes = sizes or {"per_device_train_batch_size": WORKERS * BATCH if run.alone else BATCH}
+    arguments = settings(output_dir=run.folder, **COMMON, **sizes)
     trainer = kind(model=model, args=arguments, processing_class=tokenizer(), **options)
     if not run.alone:
         assert attach(trainer, **run.options) is trainer
-    trainer.train()
-    return of(trainer)
+    try:
+        trainer.train()
+    except evenstep.EvenstepError:
+        trainer.accelerator.free_memory()  # Within a step, workers could not meet for what follows.
+        raise
+    assert run.alone or trainer._trained.epochs.accumulation == arguments.gradient_accumulation_steps
+    return of(trainer) | {"tokens": getattr(trainer, "_total_train_tokens", None)}
 
 
 def fine_tune(run):
     rows = Dataset.from_dict({"text": list(sentences(0))})
     return made(run, trl.SFTTrainer, trl.SFTConfig, model_of(), train_dataset=rows)
+
+
+def fine_tune_in_whole_batches(run):
+    """Batches of two; TRL gathers metrics in each, which count each token once."""
+    rows = Dataset.from_dict({"text": list(sentences(0))[:72]})
+    run.options = {"timeout": 60.0, "scheme": told("lb-bsp", [4, 4, 1])}
+    sizes = {} if run.alone else {"gradient_accumulation_steps": 8}
+    sizes["per_device_train_batch_size"] = 2 * 8 * WORKERS if run.alone else 2
+    return made(run, trl.SFTTrainer, trl.SFTConfig, model_of(), sizes, train_dataset=rows)
 
 
 def prefer(run):
@@ -75,13 +91,21 @@ def prefer(run):
     return made(run, trl.DPOTrainer, trl.DPOConfig, model_of(), ref_model=model_of(), train_dataset=rows)
 
 
+def prefer_in_whole_batches(run):
+    columns = {"prompt": sentences(0), "chosen": sentences(1), "rejected": sentences(2)}
+    rows = Dataset.from_dict({name: list(each) for name, each in columns.items()})
+    run.options = {**run.options, "whole_batches": True}
+    sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8}
+    made(run, trl.DPOTrainer, trl.DPOConfig, model_of(), sizes, ref_model=model_of(), train_dataset=rows)
+
+
 def reward(run):
     rows = Dataset.from_dict({"chosen": list(sentences(1)), "rejected": list(sentences(2))})
     model = model_of(transformers.GPT2ForSequenceClassification, num_labels=1)
     return made(run, trl.RewardTrainer, trl.RewardConfig, model, train_dataset=rows)
 
 
-ATTACHED = (fine_tune, prefer, reward)
+ATTACHED = (fine_tune, fine_tune_in_whole_batches, prefer, reward)
 """Those that come to the numbers of one process, within what float32 rounds."""
 
 
@@ -100,12 +124,18 @@ def compare(run):
     attach(trainer, **run.options).train()
 
 
+MISTAKES = {
+    compare: "compares several completions of a prompt",
+    prefer_in_whole_batches: "in a Trainer, set whole_batches=False",
+}
+
+
 def every(schemes):
     """What each habit comes to, alone and under each scheme; an error is text."""
     found = alone(ATTACHED)
     as_launched()
     os.environ["HF_HUB_OFFLINE"] = "1"
     for scheme, options in schemes.items():
-        for habit in (*ATTACHED, compare):
+        for habit in (*ATTACHED, *MISTAKES):
             found[scheme, habit.__name__] = attempt(habit, alone=False, options={"timeout": 60.0, **options})
     return found

@@ -13,6 +13,8 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Share
 from evenstep.torch.data.loader import PreparedLoader
+from evenstep.torch.data.metrics import rows_of_all
+from evenstep.worker.hand_outs import HandedOut
 
 if TYPE_CHECKING:
     from evenstep.torch.session import Session
@@ -45,6 +47,9 @@ class TrainingEpochs:
         self._lists = given.batch_sampler if isinstance(given, BatchSamplerShard) else None
         self.sampler = getattr(self._lists, "sampler", None)
         self._state: dict[str, Any] | None = None
+        self._gathered_in: HandedOut | None = None
+        self._gathers = 0
+        self._waiting: list[torch.Tensor] = []
 
     def shares(self) -> PreparedLoader:
         """The session's loader."""
@@ -79,6 +84,33 @@ class TrainingEpochs:
         newest = self.shares().newest
         assert newest is not None
         return newest
+
+    @property
+    def computed(self) -> HandedOut:
+        """The batch that this worker computes."""
+        now = self.shares().engine.hand_outs.in_hand
+        assert now is not None
+        return now
+
+    def gather_in_steps(self, rows: torch.Tensor) -> torch.Tensor:
+        """The rows of all workers, which have different numbers of batches in a step; a scalar is a row.
+
+        Rows of this worker come at once, those of all batches of the others with the last of this worker's.
+        """
+        engine, now = self.shares().engine, self.computed
+        if now is not self._gathered_in:
+            self._gathered_in, self._gathers = now, 0
+            self._waiting = [] if now.piece.first else self._waiting
+        rows = (rows if rows.ndim else rows[None]).detach()
+        number, self._gathers = self._gathers, self._gathers + 1  # The script gathers the same values in each batch.
+        own = torch.cat([*self._waiting[number : number + 1], rows])
+        if not now.piece.last:
+            self._waiting[number : number + 1] = [own]
+            return rows
+        with engine.meeting():
+            parts = rows_of_all(engine.workers, own)
+        parts[engine.workers.rank] = rows
+        return torch.cat(parts)
 
     @property
     def batch_size(self) -> int | None:

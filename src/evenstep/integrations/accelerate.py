@@ -41,7 +41,8 @@ class Accelerator(accelerate.Accelerator):
 
     With `whole_batches=True` and `gradient_accumulation_steps`, workers compute different numbers of batches for a
     step, each of the loader's own size, instead of parts of each batch. Steps are then under
-    `accelerator.accumulate(model)`, and `gather` where `accelerator.sync_gradients` is true.
+    `accelerator.accumulate(model)`, and `gather` where `accelerator.sync_gradients` is true; `gather_for_metrics` works
+    in every batch.
 
     Attributes:
         session: The `evenstep.Session` of the objects prepared last, for `session.mean_over_workers(value, count)`.
@@ -248,10 +249,14 @@ class Accelerator(accelerate.Accelerator):
         return recursively_apply(self._trained.epochs.session.gather, tensor, error_on_other_type=True)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Like Accelerate's. While training, the rows of each worker's own samples, in the order of the workers."""
+        """Like Accelerate's. While training, the rows of each worker's own samples, in the order of the workers.
+
+        With `whole_batches`, those of the other workers come with the last of this worker's batches of a step.
+        """
         if (loader := self._trained) is None:
             return super().gather_for_metrics(input_data, use_gather_object)
-        share = loader.epochs.shares().current
+        epochs = loader.epochs
+        share = epochs.shares().current if epochs.accumulation == 1 else epochs.computed.piece
         assert share is not None
 
         def of_own(values: Any) -> Any:
@@ -261,7 +266,9 @@ class Accelerator(accelerate.Accelerator):
             data = recursively_apply(of_own, input_data, error_on_other_type=True)
         except TypeError:
             use_gather_object, data = True, of_own(input_data)
-        return gather_object(data) if use_gather_object else self.gather(data)
+        if use_gather_object:
+            return gather_object(data)
+        return self.gather(data) if epochs.accumulation == 1 else recursively_apply(epochs.gather_in_steps, data)
 
     # Checkpoints.
 

@@ -9,17 +9,18 @@ docs/integrations/lightning.md describes the effect on common parts of Lightning
 
 import inspect
 import os
-from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any, Final, final
+from typing import Any, Final
 
 import torch
 from lightning.fabric.strategies import STRATEGY_REGISTRY
 from lightning.fabric.strategies import DDPStrategy as FabricDDPStrategy
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn
 
 from evenstep.core.errors import ConfigError
+from evenstep.integrations._lightning_loader import PAGE, TrainLoader, accumulation_of
 from evenstep.schemes import Scheme
 from evenstep.torch.data.loader import PreparedLoader
 from evenstep.torch.model import is_sharded
@@ -28,7 +29,6 @@ from evenstep.torch.request import SessionOptions
 from evenstep.torch.session import Session
 from evenstep.worker.loader_state import read_state
 
-_PAGE: Final = "(docs/integrations/lightning.md)"
 _KEY: Final = "evenstep"  # The loader's state in Lightning's checkpoints.
 
 
@@ -37,6 +37,9 @@ class EvenstepStrategy(DDPStrategy):
 
     Args:
         scheme: As in `evenstep.Session`.
+        whole_batches: With `accumulate_grad_batches`, whether workers compute different numbers of batches for a step
+            (True), or parts of each batch (False). Default: different numbers if these are finer, and neither the
+            module nor a callback of the script has a hook that may look into batches.
         options: Options of `evenstep.Session`, with the same defaults except `seed`, from Lightning's
             `seed_everything`, and `empty`, which is "shrink"; and options of Lightning's DDPStrategy.
 
@@ -44,17 +47,23 @@ class EvenstepStrategy(DDPStrategy):
         ConfigError: From `Trainer.fit`: the scheme, the loader or the model cannot be trained on in Lightning.
     """
 
-    def __init__(self, scheme: Scheme | str | None = None, **options: Any) -> None:
+    def __init__(
+        self, scheme: Scheme | str | None = None, *, whole_batches: bool | None = None, **options: Any
+    ) -> None:
+        if "accumulation" in options:
+            raise ConfigError(f"accumulation is for Fabric: the Trainer has accumulate_grad_batches {PAGE}")
         self._asked, others = _options(scheme, options)
         super().__init__(**others)
+        counts_batches = not self._asked.keys() & {"global_batch_size", "weights"}
+        self._whole_batches = whole_batches if counts_batches or whole_batches is not None else False
         self._session: Session | None = None
-        self._prepared: PreparedLoader | None = None
+        self._loader: TrainLoader | None = None
         self._saved: dict[str, Any] | None = None
 
     def setup_environment(self) -> None:
         super().setup_environment()
         trainer = self.lightning_module.trainer
-        self._prepared = self._saved = None
+        self._loader = self._saved = None
         if trainer.state.fn == TrainerFn.FITTING:
             self._session = _session(self._asked)
             _keep_training_samplers(trainer)
@@ -63,14 +72,14 @@ class EvenstepStrategy(DDPStrategy):
         """Like Lightning's; a continued fit knows its global batch size from here on."""
         checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
         self._saved = checkpoint.get(_KEY)
-        if self._saved is not None and self._session is not None and self._prepared is None:
+        if self._saved is not None and self._session is not None and self._loader is None:
             self._session = _session({**self._asked, "global_batch_size": read_state(self._saved).global_batch_size})
         return checkpoint
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Like Lightning's. The loader's state has a separate key, so that other strategies can load the rest."""
         loop = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
-        if self._prepared is not None and (states := loop.pop("combined_loader", None)):
+        if self._loader is not None and (states := loop.pop("combined_loader", None)):
             checkpoint[_KEY] = states[0]
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
@@ -95,29 +104,74 @@ class EvenstepStrategy(DDPStrategy):
         """Make a training loader hand out this worker's batches; other loaders stay as they are."""
         if self._session is None or not self.lightning_module.trainer.training:
             return dataloader
-        self._prepared = _loader(self._session, dataloader)
-        return _TrainLoader(self._prepared)
+        trainer, asked = self.lightning_module.trainer, self._whole_batches
+        saved = None if self._saved is None else self._saved.get("accumulation", 1)
+        asked = saved > 1 if asked is None and saved is not None else asked
+        accumulation = accumulation_of(trainer, dataloader, self._session.scheme, asked)
+        if saved not in (None, accumulation):
+            raise ConfigError(
+                f"this checkpoint was saved with {saved} whole batches of a worker in a step, and the run has"
+                f" {accumulation}: resume with the accumulate_grad_batches and whole_batches that it was saved with"
+                f" (whole_batches=False for one where batches were divided) {PAGE}"
+            )
+        self._session.accumulate(accumulation)
+        self._loader = TrainLoader(_loader(self._session, dataloader), trainer, accumulation)
+        return self._loader
 
     def on_train_start(self) -> None:
-        fit_loop, prepared = self.lightning_module.trainer.fit_loop, self._prepared
+        fit_loop, loader = self.lightning_module.trainer.fit_loop, self._loader
         if (count := len(fit_loop._combined_loader.flattened)) > 1:
             raise ConfigError(
                 f"this training has {count} loaders, and evenstep shares out the batches of one: give one loader over"
-                f" a torch.utils.data.ConcatDataset or StackDataset {_PAGE}"
+                f" a torch.utils.data.ConcatDataset or StackDataset {PAGE}"
             )
         if "dataloader_iter" in inspect.signature(self.lightning_module.training_step).parameters:
             raise ConfigError(
                 "training_step takes dataloader_iter, so that evenstep cannot tell which batch it computes: take the"
-                f" batch {_PAGE}"
+                f" batch {PAGE}"
             )
-        assert prepared is not None
+        assert loader is not None
+        _meet_between_steps(fit_loop.epoch_loop, loader)
         if self._saved is not None:
-            prepared.load_state_dict(self._saved)
+            loader.prepared.load_state_dict(self._saved)
         elif fit_loop.restarting and 0 < fit_loop.epoch_loop.batch_progress.current.ready < fit_loop.max_batches:
             raise ConfigError(
                 "this checkpoint was saved in the middle of an epoch by another strategy, and does not say which"
-                f" samples are left: continue from one of the end of an epoch {_PAGE}"
+                f" samples are left: continue from one of the end of an epoch {PAGE}"
             )
+
+    # A place of the Trainer: the first batch in `training_step`, if there is one, and the others in `backward`.
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Like Lightning's; nothing is computed at a place for which this worker has no batch."""
+        loader = self._loader
+        if loader is None or loader.accumulation == 1:
+            return super().training_step(*args, **kwargs)
+        self._arguments = args[1:], kwargs
+        if loader.idle:
+            return torch.zeros((), device=self.root_device)
+        loader.enter()
+        return super().training_step(*args, **kwargs)
+
+    def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Like Lightning's, of all batches of this worker at a place; the first has had its `training_step`."""
+        loader = self._loader
+        if loader is None or loader.accumulation == 1:
+            return super().backward(closure_loss, optimizer, *args, **kwargs)
+        if loader.idle:
+            return closure_loss
+        module, (further, named) = self.lightning_module, self._arguments
+        loss = super().backward(closure_loss, optimizer, *args, **kwargs)
+        for batch in loader.rest():
+            moved = module._on_before_batch_transfer(self.precision_plugin.convert_input(batch), dataloader_idx=0)
+            moved = call._call_strategy_hook(module.trainer, "batch_to_device", moved, dataloader_idx=0)
+            module.trainer._logger_connector.on_batch_start(moved)
+            result = module.trainer.fit_loop.epoch_loop.automatic_optimization._training_step(
+                dict(enumerate((moved, *further))) | named
+            )
+            super().backward(result.closure_loss, optimizer, *args, **kwargs)
+        loader.leave()
+        return loss
 
     def pre_backward(self, closure_loss: torch.Tensor) -> None:
         super().pre_backward(closure_loss)
@@ -125,11 +179,20 @@ class EvenstepStrategy(DDPStrategy):
             self._session.backward_begins(self.model)  # training_step may be inside no_sync since its forward pass.
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Like Lightning's; means of values logged for a training batch are weighted by the workers' samples."""
-        if not isinstance(tensor, torch.Tensor) or str(reduce_op).lower() not in ("mean", "avg"):
-            return super().reduce(tensor, group, reduce_op)
-        if not tensor.is_floating_point():
+        """Like Lightning's; means of values logged for a training batch are weighted by the workers' samples.
+
+        A value that is logged in each of several batches of a step is reduced with the last one.
+        """
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
+        operation = str(reduce_op).lower().replace("avg", "mean")
+        if operation == "mean" and not tensor.is_floating_point():
             tensor = tensor.double()  # Lightning would truncate the mean of the workers' numbers of samples.
+        if self._loader is not None and self._loader.computes:
+            total = self._loader.of_step(tensor, operation)
+            return tensor if total is None else super().reduce(total, group, operation.replace("mean", "sum"))
+        if operation != "mean":
+            return super().reduce(tensor, group, reduce_op)
         weight = self._weight_of_batch() if group is None else None
         if weight is None:
             return super().reduce(tensor, group, reduce_op)
@@ -137,10 +200,10 @@ class EvenstepStrategy(DDPStrategy):
 
     def _weight_of_batch(self) -> float | None:
         """This worker's part of the samples in the current training batch; None outside of batches."""
-        if self._prepared is None or not self.lightning_module.trainer.training:
+        if self._loader is None or not self.lightning_module.trainer.training:
             return None
         progress = self.lightning_module.trainer.fit_loop.epoch_loop.batch_progress.current
-        if progress.ready == progress.completed or (share := self._prepared.current) is None:
+        if progress.ready == progress.completed or (share := self._loader.prepared.current) is None:
             return None
         return share.samples / int(share.sizes.sum())
 
@@ -182,33 +245,6 @@ class EvenstepFabricStrategy(FabricDDPStrategy):
         return _loader(self.session, dataloader)
 
 
-@final
-class _TrainLoader:
-    """The prepared loader as Lightning's Trainer sees it. The Trainer sets the epoch on its `sampler`."""
-
-    def __init__(self, prepared: PreparedLoader) -> None:
-        self._prepared = prepared
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self._prepared
-
-    def __len__(self) -> int:
-        return len(self._prepared)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._prepared, name)
-
-    @property
-    def sampler(self) -> "_TrainLoader":
-        return self
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._prepared.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing: the strategy does this, because Lightning skips it in some cases."""
-
-
 def _options(scheme: Scheme | str | None, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split the options into those of the session and those of Lightning's strategy."""
     given = {name: options.pop(name) for name in SessionOptions.__annotations__.keys() & options.keys()}
@@ -220,7 +256,7 @@ def _options(scheme: Scheme | str | None, options: dict[str, Any]) -> tuple[dict
 
 def _session(asked: dict[str, Any]) -> Session:
     session = Session(**{"seed": int(os.environ.get("PL_GLOBAL_SEED", "0")), **asked})
-    session.require_summing("Lightning", _PAGE[1:-1])
+    session.require_summing("Lightning", PAGE[1:-1])
     return session
 
 
@@ -228,7 +264,7 @@ def _require_whole(model: torch.nn.Module) -> None:
     if is_sharded(model):
         raise ConfigError(
             "fully_shard was applied to the model, which does not go with Lightning's DDP strategies: leave it out, or"
-            f" write the loop with evenstep.prepare (docs/fsdp.md) {_PAGE}"
+            f" write the loop with evenstep.prepare (docs/fsdp.md) {PAGE}"
         )
 
 
@@ -236,7 +272,13 @@ def _loader(session: Session, loader: Any) -> PreparedLoader:
     try:
         return session.loader(require_loader(loader))
     except ConfigError as error:
-        raise ConfigError(f"{error} {_PAGE}") from None
+        raise ConfigError(f"{error} {PAGE}") from None
+
+
+def _meet_between_steps(epoch_loop: Any, loader: TrainLoader) -> None:
+    """Keep the workers from waiting for each other before each batch, where Lightning asks if one got a SIGTERM."""
+    asks = type(epoch_loop)._broadcast_sigterm_tensor
+    epoch_loop._broadcast_sigterm_tensor = lambda: loader.place or asks(epoch_loop)
 
 
 def _keep_training_samplers(trainer: Any) -> None:

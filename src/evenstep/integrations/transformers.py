@@ -3,6 +3,7 @@
 from evenstep.integrations.transformers import EvenstepTrainer, attach
 """
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Self, final
 
@@ -117,7 +118,8 @@ class EvenstepTrainer(transformers.Trainer):
                 "whole_batches=True does not go with batch_sizes, SyncBatchNorm, include_num_input_tokens_seen,"
                 f" dataloader_drop_last or an own batch sampler: leave it out, and each batch is divided ({_PAGE})"
             )
-        own = [kind for kind in type(self).__mro__ if kind not in EvenstepTrainer.__mro__]
+        known = (*EvenstepTrainer.__mro__, *_of_trl())
+        own = [kind for kind in type(self).__mro__ if kind not in known]
         overridden = any(name in vars(kind) for kind in own for name in _LOOK_INTO_BATCHES)
         if size is None or divided or (not asked and (overridden or not whole_batches(size, steps))):
             return 1
@@ -231,6 +233,12 @@ def _places(batches: list[tuple[Any, float]], places: int) -> list[_Place]:
     alone = min(places, len(batches)) - 1
     none = [_Place() for _ in range(places - 1 - alone)]
     return [*(_Place([each]) for each in batches[:alone]), *none, _Place(batches[alone:])]
+
+
+def _of_trl() -> list[type[Any]]:
+    """TRL's trainers whose methods only gather metrics, if TRL was imported."""
+    module = sys.modules.get("trl.trainer.sft_trainer")
+    return [] if module is None else [module.SFTTrainer]
 
 
 _LOOK_INTO_BATCHES: Final = ("compute_loss", "training_step", "get_batch_samples", "floating_point_ops")

@@ -56,6 +56,8 @@ class Engine(ABC):
         """Whether an iteration may consist of several micro-batches."""
         self.window = Window()
         """Where in them the optimizer steps."""
+        self.together = False
+        """Whether a framework says that all workers come to this place equally often, between micro-batches too."""
         self._one_at_a_time = ""
         """The feature of the scheme that rules out two loops at the same time, if any."""
         self.origins: list[Origin] = []
@@ -323,10 +325,11 @@ class Engine(ABC):
             ConfigError: It is between two micro-batches, of which workers have unlike numbers.
         """
         now = self.hand_outs.in_hand
-        if not self.synchronises and not (now is not None and now.piece.first and not now.passed):
+        if not (self.synchronises or self.together) and not (now is not None and now.piece.first and not now.passed):
             raise ConfigError(
                 "workers meet here between two batches of a step, of which each has its own number: gather and average"
-                " over workers where loader.synchronises (in Accelerate, accelerator.sync_gradients) is True"
+                " over workers where loader.synchronises (in Accelerate, accelerator.sync_gradients) is True, or, in a"
+                " Trainer, set whole_batches=False"
             )
 
     @contextmanager
