@@ -53,6 +53,11 @@ PARAMETERS = {
         {"nonfinite": "refuse"},
         *({**period, "load": load} for period, load in product(({}, {"period": 3}), LOADS)),
     ],
+    "diloco": [
+        {"outer": "momentum", "outer_lr": 0.5, "outer_momentum": 0.8, "nonfinite": "refuse"},
+        {"steps": "speed"},
+        *({**period, "load": load} for period, load in product(({}, {"period": 3}), LOADS)),
+    ],
     "asp": [{}, *SERVED],
     "ssp": [{}, {"bound": 0}, *({"bound": 5, **served} for served in SERVED)],
     "grouped": [
@@ -94,6 +99,9 @@ STRINGS = [
     "local-sgd:load=dbs",
     "local-sgd:load=lb-bsp:change_cost=0.5",
     "local-sgd:load=lb-bsp:predictor=ema;minimum=4",
+    "diloco",
+    "diloco:period=8,outer=sgd,outer_lr=1,steps=speed",
+    "diloco:load=lb-bsp:predictor=ema;minimum=4",
     "asp",
     "asp:rate=raw,clip=0.5,nonfinite=refuse,exchange=overlapped,servers=2",
     "ssp",

@@ -127,6 +127,16 @@ def test_local_sgd_waits_once_a_period_for_what_a_constant_straggler_takes(devic
     assert (bsp.commits, local.commits) == (100, 25)
 
 
+def test_steps_by_speed_save_waiting_too(devices, run):
+    cluster = devices(1, 1, 2.5)
+    equal = run(cluster, "diloco:period=4", batch=12, exchange_seconds=0.008)
+    by_speed = run(cluster, "diloco:period=4,steps=speed", batch=12, exchange_seconds=0.008)
+    assert equal.seconds == pytest.approx(100 * 0.010 + 25 * 0.008)
+    # 5, 5 and 2 batches of 4 in a period, after a first one of 4 each.
+    assert by_speed.seconds == pytest.approx(0.040 + 24 * 0.020 + 25 * 0.008)
+    assert by_speed.samples == equal.samples
+
+
 def test_local_sgd_saves_exchanges(devices, run):
     cluster = devices(1, 1)
     bsp = run(cluster, "bsp", exchange_seconds=0.008)

@@ -68,7 +68,7 @@ def model_of(run):
 def optimizer_of(run, model):
     if run.optimizer == "adam":
         return torch.optim.Adam(model.parameters(), lr=0.01)
-    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.0 if run.optimizer == "sgd" else 0.9)
 
 
 def stacked(samples):
@@ -260,6 +260,7 @@ def train_and_resume(run, stop_after):
                 break
         if done == stop_after:
             break
+    loader.settle()
     saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
     model, optimizer, loader = prepared(run)
     model.load_state_dict(saved["model"])
@@ -558,13 +559,19 @@ def train_locally(run):
             share = loader.current
             positions.append((epoch, share.iteration, list(share.positions[: share.samples]), share.ends_epoch))
     momentum = [state[name].flatten().tolist() for state in optimizer.state.values() for name in sorted(state)]
+    outer = {name: each.tolist() for name, each in optimizer.state.pop("outer_momentum", {}).items()}
     steps = [float(state["step"]) for state in optimizer.state.values() if "step" in state]
-    return {"weights": weights(model), "positions": positions, "state": momentum, "steps": steps}
+    return {"weights": weights(model), "positions": positions, "state": momentum, "steps": steps, "outer": outer}
 
 
-def train_locally_alone(run, positions_by_worker, period):
-    """Local SGD in one process: a model and an optimizer per worker, averaged every `period` iterations of an epoch."""
+def train_locally_alone(run, positions_by_worker, period, outer=None):
+    """Local SGD in one process: a model and an optimizer per worker, averaged every `period` iterations of an epoch.
+
+    With options of SGD as `outer`, it steps along the mean change instead (DiLoCo).
+    """
     models = [model_of(run) for _ in positions_by_worker]
+    common = list(model_of(run).parameters())
+    outer_optimizer = None if outer is None else torch.optim.SGD(common, **outer)
     optimizers = [optimizer_of(run, model) for model in models]
     inputs, targets = data(run)
     samples = [0] * len(models)
@@ -576,9 +583,60 @@ def train_locally_alone(run, positions_by_worker, period):
             if len(part):
                 step(models[worker], optimizers[worker], inputs[part], targets[part])
         if (iteration + 1) % period == 0 or ends:
-            _average(models, optimizers, [count / sum(samples) for count in samples])
+            shares = [count / sum(samples) for count in samples]
+            if outer_optimizer is None:
+                _average(models, optimizers, shares)
+            else:
+                _step_outer(models, shares, common, outer_optimizer)
             samples = [0] * len(models)
     return weights(models[0])
+
+
+def train_by_steps(run):
+    """Returns the weights, and the samples of each batch, by epoch and iteration."""
+    dataset = TensorDataset(*data(run), torch.arange(run.samples))
+    model, optimizer, loader = prepared(run, dataset=dataset)
+    taken = []
+    for epoch in range(run.epochs):
+        for inputs, targets, numbers in loader:
+            step(model, optimizer, inputs, targets)
+            own = sorted(set(numbers.tolist())) if loader.current.samples else []
+            taken.append((epoch, loader.current.iteration, own))
+    return {"weights": weights(model), "taken": taken}
+
+
+def train_steps_alone(run, taken_by_worker, outer):
+    """DiLoCo with steps by speed in one process: all steps of a worker in an iteration, then an outer step."""
+    models = [model_of(run) for _ in taken_by_worker]
+    optimizers = [optimizer_of(run, model) for model in models]
+    common = list(model_of(run).parameters())
+    outer_optimizer = torch.optim.SGD(common, **outer)
+    inputs, targets = data(run)
+    for place in sorted({each[:2] for each in taken_by_worker[0]}):
+        samples = [0] * len(models)
+        for worker, taken in enumerate(taken_by_worker):
+            for own in (each[2] for each in taken if each[:2] == place and each[2]):
+                samples[worker] += len(own)
+                step(models[worker], optimizers[worker], inputs[own], targets[own])
+        _step_outer(models, [count / sum(samples) for count in samples], common, outer_optimizer)
+    return weights(models[0])
+
+
+def settle_after_a_batch(run):
+    model, optimizer, loader = prepared(run)
+    for inputs, targets in loader:
+        step(model, optimizer, inputs, targets)
+        loader.settle()
+
+
+def _step_outer(models, shares, common, outer_optimizer):
+    for parameter, alike in zip(common, zip(*(model.parameters() for model in models), strict=True), strict=True):
+        mean = sum(share * tensor.detach() for share, tensor in zip(shares, alike, strict=True))
+        parameter.grad = parameter.detach() - mean
+    outer_optimizer.step()
+    for model in models:
+        for parameter, tensor in zip(common, model.parameters(), strict=True):
+            tensor.data.copy_(parameter.data)
 
 
 def _average(models, optimizers, shares):

@@ -1,6 +1,6 @@
 """The schemes: their parts, the recipes under their usual names, and the parser of scheme strings."""
 
-from evenstep.schemes.collective import bsp, dbs, in_micro_batches, lb_bsp, local_sgd, static
+from evenstep.schemes.collective import bsp, dbs, diloco, in_local_steps, in_micro_batches, lb_bsp, local_sgd, static
 from evenstep.schemes.grouped import group_servers, grouped
 from evenstep.schemes.recipe import (
     DEFAULT,
@@ -12,22 +12,25 @@ from evenstep.schemes.recipe import (
     recipe_named,
     sizes_of,
 )
-from evenstep.schemes.scheme import Scheme, Served, ServerOptions, placed
+from evenstep.schemes.scheme import Outer, Scheme, Served, ServerOptions, placed
 from evenstep.schemes.served import asp, dssp, ssp
 
 __all__ = [
     "DEFAULT",
     "RECIPES",
+    "Outer",
     "Scheme",
     "Served",
     "ServerOptions",
     "asp",
     "bsp",
     "dbs",
+    "diloco",
     "dssp",
     "group_servers",
     "grouped",
     "import_recipes",
+    "in_local_steps",
     "in_micro_batches",
     "lb_bsp",
     "local_sgd",

@@ -19,7 +19,7 @@ from evenstep.core.load.static import Static
 from evenstep.core.load.time_models import TimeModelsPolicy
 from evenstep.schemes.given_sizes import ByKey, Sizes
 from evenstep.schemes.recipe import parse_scheme, recipe, sizes_of
-from evenstep.schemes.scheme import Clip, NonfiniteSum, OptimizerName, Scheme, Served, ServerCount, one_of
+from evenstep.schemes.scheme import Clip, NonfiniteSum, OptimizerName, Outer, Scheme, Served, ServerCount, one_of
 
 MicroBatch: TypeAlias = Annotated[
     int | None,
@@ -171,6 +171,45 @@ def local_sgd(
 
 
 @recipe
+def diloco(
+    *,
+    period: Annotated[int, "Iterations between two exchanges; 1 or more."] = 50,
+    outer: Annotated[
+        Literal["nesterov", "momentum", "sgd"],
+        "The outer optimizer: SGD with Nesterov's momentum, with plain momentum, or without.",
+    ] = "nesterov",
+    outer_lr: Annotated[float, "The outer learning rate; above 0."] = 0.7,
+    outer_momentum: Annotated[float, "The outer momentum, from 0 to below 1; unused with `outer=sgd`."] = 0.9,
+    steps: Annotated[
+        Literal["equal", "speed"],
+        "`equal`: all workers take `period` steps. `speed`: batches keep the loader's size, and each worker takes as"
+        " many steps as its speed allows, `period` on average.",
+    ] = "equal",
+    load: Annotated[
+        Scheme | str, "The scheme whose sizes are used, as in `asp`; with `steps=speed`, `lb-bsp` by default."
+    ] = "bsp",
+    nonfinite: NonfiniteSum = "skip",
+) -> Scheme:
+    """DiLoCo: each worker trains alone for `period` iterations, then an outer optimizer steps along the mean change.
+
+    The inner optimizers are the script's, and their state stays with each worker. The outer one steps along the mean of
+    the workers' changes, weighted by the samples that each worker computed on, which is the paper's mean where sizes
+    are equal. Floating-point buffers are averaged.
+
+    Source: Douillard et al., arXiv 2311.08105, Algorithm 1. Parts: the sizes of `load`, a barrier, a period, an outer
+    optimizer. The paper has equal workers; `load=lb-bsp` gives slower ones smaller batches, and `steps=speed` fewer
+    steps (DyLU, Liu et al., arXiv 2401.09135, which counts them from the fastest worker; here their sum is constant).
+
+    When to use it: communication is slow, and the models are large enough that momentum matters. When not: `local-sgd`
+    averages Adam's moments too, which is closer to one process if the period is short.
+    """
+    one_of("outer", outer, ("nesterov", "momentum", "sgd"))
+    sizes = sizes_of("diloco", "lb-bsp" if steps == "speed" and load == "bsp" else load)
+    rule = Outer(rate=outer_lr, momentum=0.0 if outer == "sgd" else outer_momentum, nesterov=outer == "nesterov")
+    return Scheme(load=sizes.load, period=period, outer=rule, steps=steps, nonfinite=nonfinite)
+
+
+@recipe
 def static(
     sizes: Annotated[
         Sizes,
@@ -198,6 +237,16 @@ def in_micro_batches(scheme: Scheme, size: int) -> Scheme:
         if scheme.load.multiple == 1 and parse_scheme(name, imports=False) == scheme:
             return parse_scheme(f"{name}{',' if ':' in name else ':'}micro_batch={size}", imports=False)
     load = replace(scheme.load, multiple=lcm(scheme.load.multiple, size))
+    return replace(scheme, load=load, micro_batch=size)
+
+
+def in_local_steps(scheme: Scheme, size: int) -> Scheme:
+    """The scheme whose steps follow speed, with sizes in steps on batches of this size; others as they are."""
+    if scheme.steps == "equal" or scheme.micro_batch is not None:
+        return scheme
+    load = replace(scheme.load, multiple=lcm(scheme.load.multiple, size))
+    if isinstance(load, Experts):
+        load = replace(load, warmup=0)  # The first of several batches is the warm-up.
     return replace(scheme, load=load, micro_batch=size)
 
 

@@ -103,6 +103,31 @@ class Served:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Outer:
+    """The optimizer of a period: a step of SGD along the averaged difference of the models, instead of their average.
+
+    Attributes:
+        rate: Its learning rate, > 0; with 1 and no momentum the step leads to the average.
+        momentum: From 0 to below 1.
+        nesterov: Whether the step looks ahead by its momentum, as Nesterov's does.
+
+    Raises:
+        ConfigError: A number is out of range.
+    """
+
+    rate: float = 0.7
+    momentum: float = 0.9
+    nesterov: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate < float("inf"):
+            raise ConfigError(f"an outer learning rate of {self.rate} is not possible: use a positive number")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"an outer momentum of {self.momentum} is not possible: use a number from 0 to below 1")
+
+
+@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
     """One answer to each question: *how much* (`load`) and *how far ahead* and *with whom* (`sync`).
@@ -114,6 +139,10 @@ class Scheme:
         served: The options of the parameter servers; None if workers sum gradients among themselves, behind a barrier.
         period: None: gradients are summed in every iteration. A number: each worker trains alone for this many
             iterations, then the parameters are averaged.
+        outer: The optimizer that steps along the averaged difference at the end of a period; each worker's own
+            optimizer then keeps its state. None: the average replaces the models, and the states are averaged too.
+        steps: With a period: `equal` steps of all workers, or, with `speed`, each worker takes as many steps on batches
+            of its own size as its speed allows, `period` on average.
         weighting: `samples`: a worker counts by its samples, x_i / X, as in one process; `mean`: all workers count
             equally, whatever their sizes.
         exchange: When the workers exchange their speeds: `overlapped` with the communication of the gradients, or
@@ -132,6 +161,8 @@ class Scheme:
     sync: Sync = field(default_factory=Barrier)
     served: Served | None = None
     period: int | None = None
+    outer: Outer | None = None
+    steps: Literal["equal", "speed"] = "equal"
     weighting: Literal["samples", "mean"] = "samples"
     exchange: Literal["overlapped", "blocking"] = "overlapped"
     micro_batch: int | None = None
@@ -146,11 +177,14 @@ class Scheme:
             raise ConfigError(
                 f"the sync of a scheme cannot be {shown(self.sync)}: give an object like evenstep.core.sync.Bounded()"
             )
+        one_of("steps", self.steps, ("equal", "speed"))
         one_of("weighting", self.weighting, WEIGHTINGS)
         one_of("exchange", self.exchange, ("overlapped", "blocking"))
         one_of("nonfinite", self.nonfinite, ("skip", "refuse", "spread"))
         if self.period is not None:
             self._require_local()
+        elif self.outer is not None or self.steps != "equal":
+            raise ConfigError("outer and steps are about the steps of a period: give period too, or leave them out")
         if self.served is not None:
             self._require_servable(self.served)
         elif self.sync != Barrier():
@@ -166,7 +200,7 @@ class Scheme:
     def _require_local(self) -> None:
         if self.period is not None and self.period < 1:
             raise ConfigError(f"a period of {self.period} iterations is not possible: use 1 or more")
-        if self.micro_batch is not None:
+        if self.micro_batch is not None and self.steps == "equal":
             raise ConfigError(
                 "local_sgd takes a step on every batch, so there is nothing to accumulate: leave out micro_batch, or"
                 " use lb_bsp or dbs with it"
@@ -192,6 +226,21 @@ class Scheme:
                 "no server sees the whole of a sum of several workers' gradients: clip with one server, or without a"
                 " barrier"
             )
+
+    @property
+    def period_in_iterations(self) -> int:
+        """Iterations between two averages; with steps by speed all batches of a period are one iteration."""
+        return 1 if self.period is None or self.steps == "speed" else self.period
+
+    @property
+    def batches_in_iteration(self) -> int:
+        """How many batches of its own size a worker has in an iteration, on average."""
+        return self.period if self.period is not None and self.steps == "speed" else 1
+
+    @property
+    def accumulates(self) -> bool:
+        """True if an optimizer steps once for several micro-batches."""
+        return self.micro_batch is not None and self.period is None
 
     @property
     def sums_every_gradient(self) -> bool:

@@ -78,7 +78,7 @@ class CollectiveRun:
         return self._result()
 
     def _run_epoch(self, iterations: int) -> None:
-        parts, period = self._parts(), self._scenario.scheme.period or 1
+        parts, period = self._parts(), self._scenario.scheme.period_in_iterations
         while self._number < iterations and (part := parts.take()) is not None:
             self._compute_on(part)
             if ends_period(part.share, period) or self._number == iterations:

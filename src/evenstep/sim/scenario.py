@@ -16,7 +16,7 @@ from evenstep.core.samples import Ledger
 from evenstep.core.sync import Sync
 from evenstep.core.sync.checked import sync_policy
 from evenstep.core.values import UNLIMITED, IntArray, Problem
-from evenstep.schemes import Scheme, group_servers, placed
+from evenstep.schemes import Scheme, group_servers, in_local_steps, placed
 from evenstep.schemes.costs import require_costs
 from evenstep.sim.costs import CostsOfSamples, SampleCosts
 
@@ -70,6 +70,8 @@ class Scenario:
         if not isinstance(self.scheme, Scheme):
             raise ConfigError(f"a scenario needs a scheme and not its name: give parse_scheme({self.scheme!r})")
         require_ranges(self)
+        if self.scheme.steps == "speed" and self.scheme.micro_batch is None:
+            self._count_in_periods(self.scheme.batches_in_iteration)
         if self.all_reduce not in ("ring", "tree"):
             raise ConfigError(f"there is no all-reduce {self.all_reduce!r}: use ring or tree")
         self.ledger()  # Raises for an epoch without a slice.
@@ -90,6 +92,18 @@ class Scenario:
         # Raise for a batch that cannot be divided, and for impossible groups.
         load_policy(self.scheme.load, count).allocate(self.problem)
         sync_policy(self.sync, count)
+
+    def _count_in_periods(self, batches: int) -> None:
+        """Make an iteration of all steps of a period, as the runtime does where steps follow speed."""
+        size, rest = divmod(self.global_batch_size, len(self.cluster))
+        if rest:
+            raise ConfigError(
+                f"{len(self.cluster)} workers cannot have batches of one size from {self.global_batch_size} samples:"
+                " give a multiple of the number of workers as the global batch size"
+            )
+        object.__setattr__(self, "scheme", in_local_steps(self.scheme, size))
+        object.__setattr__(self, "global_batch_size", batches * self.global_batch_size)
+        object.__setattr__(self, "iterations", -(-self.iterations // batches))
 
     @property
     def sync(self) -> Sync:

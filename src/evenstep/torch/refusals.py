@@ -29,7 +29,7 @@ def require_trainable(request: RunRequest, workers: Workers, scheme: Scheme) -> 
         _require_model(model, workers)
     require_loader(request.loader, streams=True)
     _require_optimizers(request, workers)
-    if scheme.micro_batch is not None:
+    if scheme.accumulates:
         _require_one_pass_a_batch(request)
     if scheme.served is not None:
         _require_servable(scheme, request)

@@ -18,7 +18,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.values import UNLIMITED
 from evenstep.launch.launch_settings import A_TIMEOUT, LaunchSettings, read_timeout
 from evenstep.launch.survey import Survey
-from evenstep.schemes import Scheme, in_micro_batches, parse_scheme, static
+from evenstep.schemes import Scheme, in_local_steps, in_micro_batches, parse_scheme, static
 from evenstep.schemes.given_sizes import Sizes, read_sizes
 from evenstep.torch.data.sampling import Sampling
 from evenstep.torch.engines.collective import CommHook
@@ -249,9 +249,9 @@ class RunRequest:
                 cannot accumulate in it.
         """
         scheme = self._plain_scheme()
-        if self.accumulation == 1:
+        if self.accumulation == 1 and scheme.steps == "equal":
             return scheme
-        if not scheme.sums_every_gradient:
+        if self.accumulation > 1 and not scheme.sums_every_gradient:
             raise ConfigError(
                 f"accumulation needs a scheme that sums gradients once a step, and {scheme.name!r} does not, or has a"
                 " micro_batch of its own: use lb-bsp, dbs, bsp or batch_sizes, or leave out accumulation"
@@ -262,9 +262,11 @@ class RunRequest:
         sampling = Sampling.of(loader)
         if sampling.whole or sampling.batch_size is None:
             raise ConfigError(
-                "accumulation counts batches of one worker, and this loader's are for all of them: give it a batch_size"
-                " and a sampler instead of a batch_sampler, or leave out accumulation"
+                "accumulation and steps=speed count batches of one worker, and this loader's are for all of them: give"
+                " it a batch_size and a sampler instead of a batch_sampler, or leave them out"
             )
+        if self.accumulation == 1:
+            return in_local_steps(scheme, sampling.batch_size)
         return in_micro_batches(scheme, sampling.batch_size)
 
     def _plain_scheme(self) -> Scheme:
@@ -290,7 +292,7 @@ class RunRequest:
             ConfigError: It is not known, or two are given.
         """
         given, size = scheme.load.given_sizes, sampling.global_batch_size(workers)
-        size = size and size * self.accumulation
+        size = size and size * self.accumulation * scheme.batches_in_iteration
         of_shares = size if sampling.whole and not sampling.lists else None
         if self.global_batch_size is not None:
             if of_shares not in (None, self.global_batch_size):

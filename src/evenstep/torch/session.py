@@ -366,7 +366,7 @@ class Session:
         scheme = self.scheme
         if scheme is not None and scheme.served is not None:
             return ServedOptimizer(optimizer)
-        windowed = self._request.accumulation > 1 or (scheme is not None and scheme.micro_batch is not None)
+        windowed = self._request.accumulation > 1 or (scheme is not None and scheme.accumulates)
         return WindowedOptimizer(optimizer) if windowed else optimizer
 
     @property

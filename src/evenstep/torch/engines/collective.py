@@ -70,7 +70,7 @@ class CollectiveEngine(Engine):
         self._accumulation = accumulation
         self._sums_to_one = weights == "samples"
         self._blocking = scheme.exchange == "blocking"
-        self.accumulates = scheme.micro_batch is not None
+        self.accumulates = scheme.accumulates
         self._one_at_a_time = "accumulation or micro_batch" if self.accumulates else ""
         self._alone = self.accumulates and workers.count == 1
         self._exchange = ReportExchange(workers, tracker.meter)
@@ -192,10 +192,6 @@ class CollectiveEngine(Engine):
         return total
 
     # The model's side.
-
-    @property
-    def synchronises(self) -> bool:
-        return self.tracker.iteration is None or self.tracker.iteration.piece.last
 
     def reduction_begins(self, model: int, *, synchronises: bool) -> None:
         own = self._models[model]

@@ -185,8 +185,8 @@ class Engine(ABC):
 
     @property
     def synchronises(self) -> bool:
-        """True if the optimizer steps on the current batch, which may be one of several micro-batches."""
-        return True
+        """True after the last of the micro-batches, if there are several in an iteration."""
+        return self.tracker.iteration is None or self.tracker.iteration.piece.last
 
     @property
     def unsettled(self) -> str | None:

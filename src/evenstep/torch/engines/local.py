@@ -1,4 +1,4 @@
-"""The local engine: workers train alone for some iterations, then average their models (local SGD)."""
+"""The local engine: workers train alone for some iterations, then average their models (local SGD, DiLoCo)."""
 
 import time
 import zlib
@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from evenstep.core.activity import Doing
 from evenstep.core.errors import ConfigError, DisagreementError
-from evenstep.core.samples import ends_period
+from evenstep.core.samples import Share, ends_period
 from evenstep.core.workers import minority, name_workers
-from evenstep.schemes import Scheme
+from evenstep.schemes import Outer, Scheme
 from evenstep.tensors.messages import all_finite
 from evenstep.torch.engines.engine import Engine
 from evenstep.torch.engines.reports import ReportExchange
@@ -26,6 +26,7 @@ from evenstep.worker.tracker import Tracker
 
 _CHUNK_BYTES: Final = 32 * 2**20
 _MIN_BYTES: Final = 4
+_OUTER: Final = "outer_momentum"
 
 
 @final
@@ -47,8 +48,8 @@ class LocalEngine(Engine):
         optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
         super().__init__(workers, tracker, liveness)
-        assert scheme.period is not None
-        self._period = scheme.period
+        self._period, self._outer = scheme.period_in_iterations, scheme.outer
+        self._began: list[torch.Tensor] = []
         self._nonfinite = None if scheme.nonfinite == "spread" else NonfiniteGuard(scheme.nonfinite, tracker)
         self._models = models
         self._optimizers = optimizers
@@ -74,7 +75,7 @@ class LocalEngine(Engine):
 
     def batch_ends(self) -> None:
         now = self.hand_outs.in_hand
-        if now is not None and not now.finished and ends_period(now.share, self._period):
+        if now is not None and not now.finished and self._ends_period(now.piece):
             raise ConfigError(
                 "the models are to be averaged after a batch whose backward has not run when the next one begins: run"
                 " the backward of a batch before the forward pass of the next"
@@ -87,12 +88,15 @@ class LocalEngine(Engine):
         now = self.tracker.iteration
         if now is not None and self._in_hand:
             self._finish()
-            meet = meet or ends_period(now.share, self._period)
+            meet = meet or self._ends_period(now.piece)
         if now is not None and meet:
             with self.meeting(self.tracker.activity.waiting(now.number + 1)):
                 self._meet(now)
         self.tracker.enter_loader()
         self.tracker.learn()
+
+    def _ends_period(self, piece: Share) -> bool:
+        return piece.last and ends_period(piece, self._period)
 
     def _finish(self) -> None:
         """Count the current batch, and hold the worker if slowness is emulated."""
@@ -103,6 +107,8 @@ class LocalEngine(Engine):
     def begin(self, batch: HandedOut) -> None:
         before, hold = self.tracker.iteration, self.tracker.hold
         goes_on = before is not None and before.paused is None
+        if self._outer is not None and not goes_on:
+            self._began = [parameter.detach().clone() for parameter in _trained(self._optimizers)]
         self._began_at = self.tracker.stopwatch.read() if goes_on and hold is not None else 0.0
         if hold is not None:
             hold.begin_iteration()
@@ -135,7 +141,7 @@ class LocalEngine(Engine):
         if self.hand_outs.in_hand is not None:
             self.hand_outs.in_hand.closed = True
         now = self.tracker.iteration
-        if now is not None and self._in_hand and not now.share.samples:
+        if now is not None and self._in_hand and not now.piece.samples:
             for model in self._models:
                 for parameter in model.parameters():
                     parameter.grad = None
@@ -151,8 +157,8 @@ class LocalEngine(Engine):
     def _meet(self, now: Iteration) -> None:
         """Average the models, and exchange the reports of all workers."""
         now.paused = time.perf_counter()
-        named = _averaged_tensors(self._models, self._optimizers)
-        counts = _step_counts(self._optimizers)
+        averaged = self._optimizers if self._outer is None else ()
+        named, counts = _averaged_tensors(self._models, averaged), _step_counts(averaged)
         kinds = [(name, tuple(each.shape), each.dtype) for name, each in {**named, "counts": counts}.items()]
         finite = self._nonfinite is None or all_finite(named.values())
         counted = self._units if finite else 0.0
@@ -174,10 +180,35 @@ class LocalEngine(Engine):
         if total and group is not None:
             _average(list(named.values()), counted / total, group)
             if len(counts) and self.workers.host_group is not None:
-                _agree_on_step_counts(self._optimizers, counts, counted=counted > 0, group=self.workers.host_group)
+                _agree_on_step_counts(averaged, counts, counted=counted > 0, group=self.workers.host_group)
+        if total and self._outer is not None:
+            _step_outer(self._outer, self._optimizers, self._began)
         self.tracker.stopwatch.synchronised()
         now.synchronised_seconds = time.perf_counter() - now.paused
         self._units, self._weighed = 0.0, False
+
+
+def _trained(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.Tensor]:
+    """The parameters of the optimizers, in their order."""
+    return [each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]]
+
+
+@torch.no_grad()
+def _step_outer(outer: Outer, optimizers: Sequence[torch.optim.Optimizer], began: Sequence[torch.Tensor]) -> None:
+    """Step from where the period began, along the difference to the average, which the parameters hold now.
+
+    DiLoCo, arXiv 2311.08105, Algorithm 1, with the momentum of `torch.optim.SGD`. The momentum is kept in the state of
+    the first inner optimizer, so that it is saved and loaded with it; it is the same on all workers.
+    """
+    states: dict[Any, Any] = optimizers[0].state
+    kept = states.setdefault(_OUTER, {})
+    for number, (parameter, start) in enumerate(zip(_trained(optimizers), began, strict=True)):
+        step = change = start - parameter
+        if outer.momentum:
+            momentum = kept.get(str(number), torch.zeros_like(change)).to(change.device)
+            kept[str(number)] = momentum.mul_(outer.momentum).add_(change)
+            step = change.add(momentum, alpha=outer.momentum) if outer.nesterov else momentum
+        parameter.copy_(start.sub(step, alpha=outer.rate))
 
 
 def _averaged_tensors(
@@ -203,12 +234,7 @@ def _averaged_tensors(
 
 def _states(optimizers: Sequence[torch.optim.Optimizer]) -> list[dict[str, Any]]:
     """The state of each parameter of each optimizer."""
-    return [
-        optimizer.state.get(parameter, {})
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    ]
+    return [optimizer.state.get(parameter, {}) for optimizer in optimizers for parameter in _trained([optimizer])]
 
 
 def _step_counts(optimizers: Sequence[torch.optim.Optimizer]) -> torch.Tensor:
