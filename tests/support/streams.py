@@ -158,7 +158,7 @@ REFUSED = [
         {"uneven": "stop"},
         'leave it out, or give partition="private"',
     ),
-    (lambda: loader_of("tuples", 0, 20), {}, "all workers' loaders began with the same samples"),
+    (lambda: loader_of("tuples", 0, 20), {}, "the loaders of workers 0 and 1 began with the same samples"),
     (
         lambda: loader_of("tuples", dist.get_rank(), 20 * (1 - dist.get_rank())),
         {},
@@ -182,6 +182,30 @@ def fail():
     rank = dist.get_rank()
     dataset = Stream(rows_of(rank, 40), fails_at=10 if rank == 0 else None)
     train_on(*prepared(DataLoader(dataset, batch_size=4)))
+
+
+def leave_alone(late):
+    """Worker 1 leaves its first loop in the fourth iteration, before or after the step, and begins the next."""
+    model, optimizer, loader = prepared(loader_of("tuples", dist.get_rank(), 60))
+    for _ in range(2):
+        for rows, targets in loader:
+            leaves = dist.get_rank() == 1 and loader.iteration == 4
+            if leaves and not late:
+                break
+            step(model, optimizer, rows, targets)
+            if leaves:
+                break
+
+
+def begin_alike():
+    """Both workers' streams begin with the same rows, which only the script can know to be right."""
+    rows = [rows_of(9, 4), rows_of(dist.get_rank(), 12)]
+    model, optimizer, loader = prepared(DataLoader(Stream(torch.cat(rows)), batch_size=4), partition="private")
+    sizes = []
+    for inputs, targets in loader:
+        sizes.append(int(loader.current.sizes.sum()))
+        step(model, optimizer, inputs, targets)
+    return [*{*sizes}, sizes[0]]
 
 
 def ask():

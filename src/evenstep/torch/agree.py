@@ -51,7 +51,8 @@ class Terms:
 
     `depth`: how many iterations to fetch ahead; `even`: whether every worker must get samples; `lengths`: the length of
     each worker's dataset if datasets are private (`order` is then this worker's own); `costs`: the costs of the samples
-    if they differ; `own`: when an epoch ends (`uneven`) if each worker draws from data of its own, as its sizes say.
+    if they differ; `own`: when an epoch ends (`uneven`) if each worker draws from data of its own, as its sizes say;
+    `told_private`: whether the script said that data are the workers' own, so that their samples are not compared.
     """
 
     order: EpochOrder
@@ -60,6 +61,7 @@ class Terms:
     even: bool
     lengths: tuple[int, ...] | None = None
     own: str | None = None
+    told_private: bool = False
     costs: Costs | None = None
 
 
@@ -179,6 +181,7 @@ def _terms(
         even=even,
         lengths=lengths,
         own=request.uneven if draws_own else None,
+        told_private=request.partition == "private",
         costs=own.costs,
     )
 
