@@ -38,7 +38,8 @@ class EvenstepStrategy(DDPStrategy):
     Args:
         scheme: As in `evenstep.Session`.
         options: Options of `evenstep.Session`, with the same defaults except `seed`, from Lightning's
-            `seed_everything`, and `empty`, which is "shrink"; and options of Lightning's DDPStrategy.
+            `seed_everything`, and `empty`, which is "shrink" where workers share a dataset; and options of Lightning's
+            DDPStrategy.
 
     Raises:
         ConfigError: From `Trainer.fit`: the scheme, the loader or the model cannot be trained on in Lightning.
@@ -95,11 +96,12 @@ class EvenstepStrategy(DDPStrategy):
         """Make a training loader hand out this worker's batches; other loaders stay as they are."""
         if self._session is None or not self.lightning_module.trainer.training:
             return dataloader
+        saved = self._saved if self._prepared is None else None
         self._prepared = _loader(self._session, dataloader)
-        return _TrainLoader(self._prepared)
+        return _TrainLoader(self._prepared, saved)
 
     def on_train_start(self) -> None:
-        fit_loop, prepared = self.lightning_module.trainer.fit_loop, self._prepared
+        fit_loop = self.lightning_module.trainer.fit_loop
         if (count := len(fit_loop._combined_loader.flattened)) > 1:
             raise ConfigError(
                 f"this training has {count} loaders, and evenstep shares out the batches of one: give one loader over"
@@ -110,14 +112,18 @@ class EvenstepStrategy(DDPStrategy):
                 "training_step takes dataloader_iter, so that evenstep cannot tell which batch it computes: take the"
                 f" batch {_PAGE}"
             )
-        assert prepared is not None
-        if self._saved is not None:
-            prepared.load_state_dict(self._saved)
-        elif fit_loop.restarting and 0 < fit_loop.epoch_loop.batch_progress.current.ready < fit_loop.max_batches:
+        begun = 0 < fit_loop.epoch_loop.batch_progress.current.ready < fit_loop.max_batches
+        if self._saved is None and fit_loop.restarting and begun:
             raise ConfigError(
                 "this checkpoint was saved in the middle of an epoch by another strategy, and does not say which"
                 f" samples are left: continue from one of the end of an epoch {_PAGE}"
             )
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Like Lightning's, which communicates before it where batches of a loader without length are fetched ahead."""
+        if self._prepared is not None:
+            self._prepared.engine.loss_begins()
+        return super().training_step(*args, **kwargs)
 
     def pre_backward(self, closure_loss: torch.Tensor) -> None:
         super().pre_backward(closure_loss)
@@ -184,12 +190,19 @@ class EvenstepFabricStrategy(FabricDDPStrategy):
 
 @final
 class _TrainLoader:
-    """The prepared loader as Lightning's Trainer sees it. The Trainer sets the epoch on its `sampler`."""
+    """The prepared loader as Lightning's Trainer sees it. The Trainer sets the epoch on its `sampler`.
 
-    def __init__(self, prepared: PreparedLoader) -> None:
+    The first loop continues from the `saved` state. The Trainer begins it before anything else if it has no length.
+    """
+
+    def __init__(self, prepared: PreparedLoader, saved: dict[str, Any] | None) -> None:
         self._prepared = prepared
+        self._saved = saved
 
     def __iter__(self) -> Iterator[Any]:
+        saved, self._saved = self._saved, None
+        if saved is not None:
+            self._prepared.load_state_dict(saved)
         yield from self._prepared
 
     def __len__(self) -> int:
@@ -212,7 +225,7 @@ class _TrainLoader:
 def _options(scheme: Scheme | str | None, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split the options into those of the session and those of Lightning's strategy."""
     given = {name: options.pop(name) for name in SessionOptions.__annotations__.keys() & options.keys()}
-    asked = {"scheme": scheme, "empty": "shrink", **given}
+    asked = {"scheme": scheme, "empty": None, **given}
     if asked.get("timeout") is not None:
         options["timeout"] = timedelta(seconds=asked["timeout"])
     return asked, options
@@ -234,7 +247,7 @@ def _require_whole(model: torch.nn.Module) -> None:
 
 def _loader(session: Session, loader: Any) -> PreparedLoader:
     try:
-        return session.loader(require_loader(loader))
+        return session.loader(require_loader(loader, streams=True))
     except ConfigError as error:
         raise ConfigError(f"{error} {_PAGE}") from None
 

@@ -158,7 +158,7 @@ def _terms(
             f"the scheme {scheme.name!r} changes sizes between epochs, and shares without a length are one epoch that"
             " never ends: give shares a length, or use lb-bsp"
         )
-    even = request.empty == "shrink"
+    even = request.empty != "copy" and not request.private
     if even and len(records) > 1 and scheme.served is None:
         _require_samples_for_all(order, global_batch_size, len(records))
     draws_own = request.draws_own(scheme)
