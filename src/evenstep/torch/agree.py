@@ -52,7 +52,8 @@ class Terms:
     `depth`: how many iterations to fetch ahead; `even`: whether every worker must get samples; `lengths`: the length of
     each worker's dataset if datasets are private (`order` is then this worker's own); `costs`: the costs of the samples
     if they differ; `own`: when an epoch ends (`uneven`) if each worker draws from data of its own, as its sizes say;
-    `told_private`: whether the script said that data are the workers' own, so that their samples are not compared.
+    `told_private`: whether the script said that data are the workers' own, so that their samples are not compared;
+    `needed_batch`: the fewest samples that this worker's models can compute on.
     """
 
     order: EpochOrder
@@ -62,6 +63,7 @@ class Terms:
     lengths: tuple[int, ...] | None = None
     own: str | None = None
     told_private: bool = False
+    needed_batch: int = 1
     costs: Costs | None = None
 
 
@@ -182,6 +184,7 @@ def _terms(
         lengths=lengths,
         own=request.uneven if draws_own else None,
         told_private=request.partition == "private",
+        needed_batch=_needed_batch(request),
         costs=own.costs,
     )
 
@@ -225,12 +228,16 @@ def _check(request: RunRequest, workers: Workers, own_loader: Callable[[], _OwnL
         "parameters": sum(parameter.numel() for parameter in parameters),
         "shapes": zlib.crc32(repr([list(parameter.shape) for parameter in parameters]).encode()),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
-        "smallest_batch": max(needed_batch(model) for model in request.models),
+        "smallest_batch": _needed_batch(request),
         "largest_batch": largest,
         "largest_first": first if scheme.micro_batch is not None else min(first, found),
     }
     too_large = None if failed is None else failed.samples
     return Own(scheme=scheme, hold=hold, emulated=emulated, failed=too_large, record=record)
+
+
+def _needed_batch(request: RunRequest) -> int:
+    return max(needed_batch(model) for model in request.models)
 
 
 def _found_limit(request: RunRequest, identity: str, workers: Workers, *, by_cost: bool) -> int:

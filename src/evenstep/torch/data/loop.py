@@ -303,7 +303,9 @@ class BatchLoop(ABC):
             return own.shares, own.shares, own.make, partial(micro_batches, size=None)
         drawn, ledger = self._epochs.begin(again=peeked)
         costs = None if bound.terms.costs is None else EpochCosts(bound.terms.costs, drawn.indices)
-        cut: Cutter = partial(micro_batches, size=bound.scheme.micro_batch, costs=costs)
+        cut: Cutter = partial(
+            micro_batches, size=bound.scheme.micro_batch, costs=costs, fewest=bound.terms.needed_batch
+        )
         given = {} if costs is None else {"costs": costs}
         shares = bound.shares(ledger, epoch=self._at.epoch, depth=bound.terms.depth, **given)
         return ledger, shares, self._maker(shares, drawn), cut
