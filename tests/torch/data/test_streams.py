@@ -107,7 +107,7 @@ def test_a_worker_that_leaves_its_loop_alone_is_named_long_before_the_timeout(la
 
 
 def test_parts_that_begin_alike_may_be_trained_on_by_those_who_say_so():
-    assert results(run_workers(streams.begin_alike, 2)) == [[8, 8], [8, 8]]
+    assert results(run_workers(streams.begin_alike, 2)) == [4, 4]
 
 
 def test_a_loader_of_own_data_has_no_length_and_starts_nowhere_else():
