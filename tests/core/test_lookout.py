@@ -172,6 +172,21 @@ def test_workers_that_weigh_by_units_beside_others_that_do_not_are_named_at_once
         assert seconds < SILENT / 2
 
 
+def test_workers_that_wait_to_hear_what_others_have_read_are_named_where_these_wait_for_something_else():
+    run = Waiting()
+    run.does(2, Doing.HEARING, 5)
+    said, seconds = run.during(TIMEOUT)
+    assert said.startswith("worker 2 waits to hear what data the others have, which wait for something else: begin")
+    assert seconds < SILENT / 2
+    run = Waiting()
+    run.does(1, Doing.HEARING, 5)
+    assert run.during(TIMEOUT, doing=Doing.HEARING)[0].startswith("workers 0 and 1 wait to hear what data")
+    run = Waiting()
+    for worker in (1, 2):
+        run.does(worker, Doing.HEARING, 6)  # Messages of iteration 5 may still be on their way here.
+    assert run.during(TIMEOUT / 2) is None
+
+
 def test_workers_that_may_go_on_do_not_weigh_apart():
     run = Waiting()
     run.does(1, Doing.COUNTING, 5)

@@ -16,6 +16,7 @@ from support import lightning_checkpoints as checkpoints
 from support import lightning_habits as habits
 from support import lightning_scripts as scripts
 from support import lightning_windows as windows
+from support import streams
 
 from evenstep.integrations.lightning import EvenstepFabricStrategy, EvenstepStrategy
 from evenstep.telemetry import read_events
@@ -41,7 +42,7 @@ def found(folder):
     """What everything came to on each worker, from one start of the workers."""
     saving = [checkpoints.save, checkpoints.save_with_fabric]
     busy = [scripts.log_beside_a_busy_worker, scripts.accumulate_beside_a_busy_worker]
-    every = [*COMPARED, *REFUSED, *scripts.MISTAKES, *saving, *busy]
+    every = [*COMPARED, *REFUSED, checkpoints.own_data, *checkpoints.MISTAKES, *scripts.MISTAKES, *saving, *busy]
     return results(run_workers(habits.come_to, habits.WORKERS, habits.Together, every, folder))
 
 
@@ -85,6 +86,18 @@ def test_each_sample_is_trained_on_once_an_epoch_in_batches_of_changing_sizes(fo
     assert [sorted(chain(*parts)) for parts in zip(*seen, strict=True)] == [sorted(each) for each in slices]
     assert sorted(chain(*slices[:BATCHES])) == list(range(habits.RUN.samples))
     assert len({tuple(map(len, parts)) for parts in zip(*seen, strict=True)}) > 3
+
+
+@pytest.mark.parametrize("kind", ["tuples", "map"])
+def test_data_of_each_workers_own_are_the_mathematics_of_one_process(found, kind):
+    whole, resumed = ([value["own_data"][kind, again] for value in found] for again in (False, True))
+    seen = [value["seen"] for value in whole]
+    for count, own in zip(checkpoints.COUNTS, seen, strict=True):
+        assert sorted(chain(*own)) == sorted([*range(count)] * 2)
+    assert [value["seen"] for value in resumed] == [own[4:] for own in seen]
+    expected = streams.train_alone(habits.RUN, checkpoints.COUNTS, [[own] for own in seen])
+    for value in (*whole, *resumed):
+        np.testing.assert_allclose(value["weights"], expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,12 @@
 
 import warnings
 
+import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import mse_loss
-from torch.utils.data import DataLoader, IterableDataset
 
-from support import training
+from support import streams, training
 from support.lightning_habits import RUN, Module, OneCycle, fitted, loader_of
 
 # Checkpoints, which another number of workers continues from.
@@ -100,6 +100,33 @@ def resume_with_fabric(world):
 RESUMES = [resume, resume_with_fabric, resume_another_strategys]
 
 
+# Data of each worker's own.
+
+
+class Own(Module):
+    """`seen` has the numbers of the samples that count."""
+
+    def training_step(self, batch, batch_idx):
+        share, rank = self.trainer.strategy._prepared.current, self.trainer.global_rank
+        self.seen.append(streams.numbers_of(batch[0][: share.samples], rank))
+        return mse_loss(self.model(batch[0]), batch[1])
+
+
+COUNTS = (31, 12, 18)
+
+
+def own_data(world):
+    """Streams and private datasets, from the beginning and from within an epoch; what each worker got."""
+    rank, found = dist.get_rank(), {}
+    for kind, asked in (("tuples", {}), ("map", {"partition": "private"})):
+        callback = kept(world, kind, 4)
+        for path in (None, f"{world.folder}/{kind}/step=4.ckpt"):
+            module, trainer = Own(), world.trainer(asked, max_epochs=2, callbacks=[] if path else [callback])
+            trainer.fit(module, streams.loader_of(kind, rank, COUNTS[rank]), ckpt_path=path)
+            found[kind, path is not None] = {"seen": module.seen, "weights": module.weights}
+    return found
+
+
 # Mistakes.
 
 
@@ -118,15 +145,6 @@ def unknown_scheme(world):
 def fabric_on_servers(world):
     model, fabric = training.model_of(RUN), world.fabric(scheme="asp")
     fabric.setup(model)
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter([])
-
-
-def stream(world):
-    fitted(world, Module(), DataLoader(Stream(), batch_size=5))
 
 
 def two_loaders(world):
@@ -158,7 +176,6 @@ MISTAKES = {
     local_steps: "which the scheme 'local-sgd:period=4' does not",
     fabric_on_servers: "which the scheme 'asp' does not",
     unknown_scheme: "nosuch",
-    stream: "IterableDataset",
     two_loaders: "has 2 loaders",
     take_the_iterator: "takes dataloader_iter",
     shard: "fully_shard",

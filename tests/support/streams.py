@@ -45,11 +45,19 @@ class Stream(IterableDataset):
 
 def loader_of(kind, rank, count, *, batch_size=4, processes=0, **options):
     rows = rows_of(rank, count)
-    if kind == "map":
+    if kind in ("map", "stateful map"):
         dataset, options = TensorDataset(rows, targets_of(rows)), {"shuffle": True, **options}
     else:
         dataset = Stream(rows, dict if kind == "dicts" else tuple)
-    return DataLoader(dataset, batch_size=batch_size, num_workers=processes, **options)
+    return loader_class(kind)(dataset, batch_size=batch_size, num_workers=processes, **options)
+
+
+def loader_class(kind):
+    if not kind.startswith("stateful"):
+        return DataLoader
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return StatefulDataLoader
 
 
 def train(run, kind, counts, options):
@@ -60,7 +68,7 @@ def train(run, kind, counts, options):
     model, optimizer, loader = evenstep.prepare(
         model, optimizer_of(run, model), loader, scheme=run.chosen_scheme(), seed=run.seed, **run.options
     )
-    seen, sizes, kept, first = [], [], None, 0
+    seen, sizes, ends, kept, first = [], [], [], None, 0
     with loader:
         if state is not None:
             of_loader, tensors = state
@@ -76,11 +84,13 @@ def train(run, kind, counts, options):
                 assert len(rows) == len(targets) == len(loader.current.positions)
                 seen[-1].append(numbers_of(rows[: loader.current.samples], rank))
                 sizes.append(loader.current.sizes.tolist())
+                ends.append(loader.current.ends_epoch)
                 step(model, optimizer, rows, targets)
                 if loader.iteration == stop:
                     file = io.BytesIO()
                     torch.save((model.module.state_dict(), optimizer.state_dict()), file)
                     kept = loader.state_dict(), file.getvalue()
+            assert ends[-len(seen[-1]) :] == [False] * (len(seen[-1]) - 1) + [True]
         return {"seen": seen, "sizes": sizes, "weights": weights(model), "state": kept}
 
 
@@ -158,7 +168,7 @@ REFUSED = [
         {"uneven": "stop"},
         'leave it out, or give partition="private"',
     ),
-    (lambda: loader_of("tuples", 0, 20), {}, "all workers' loaders began with the same samples"),
+    (lambda: loader_of("tuples", 0, 20), {}, "the loaders of workers 0 and 1 began with the same samples"),
     (
         lambda: loader_of("tuples", dist.get_rank(), 20 * (1 - dist.get_rank())),
         {},
@@ -182,6 +192,27 @@ def fail():
     rank = dist.get_rank()
     dataset = Stream(rows_of(rank, 40), fails_at=10 if rank == 0 else None)
     train_on(*prepared(DataLoader(dataset, batch_size=4)))
+
+
+def leave_alone(late):
+    """Worker 1 leaves its first loop in the fourth iteration, before or after the step, and begins the next."""
+    model, optimizer, loader = prepared(loader_of("tuples", dist.get_rank(), 60))
+    for _ in range(2):
+        for rows, targets in loader:
+            leaves = dist.get_rank() == 1 and loader.iteration == 4
+            if leaves and not late:
+                break
+            step(model, optimizer, rows, targets)
+            if leaves:
+                break
+
+
+def begin_alike():
+    """Both workers' streams begin with the same rows, which only the script can know to be right."""
+    rows = [rows_of(9, 4), rows_of(dist.get_rank(), 12)]
+    model, optimizer, loader = prepared(DataLoader(Stream(torch.cat(rows)), batch_size=4), partition="private")
+    train_on(model, optimizer, loader)
+    return loader.iteration
 
 
 def ask():

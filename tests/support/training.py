@@ -691,11 +691,12 @@ def train_in_micro_batches(run, habit):
     model, optimizer, loader = evenstep.prepare(
         model, optimizer, loader, scheme=run.chosen_scheme(), seed=run.seed, **run.options
     )
-    largest, batches, first = 0, 0, {}
+    largest, batches, costliest, first = 0, 0, 0.0, {}
     for _ in range(run.epochs):
         for inputs, targets in loader:
             batches += 1
             largest = max(largest, len(inputs))
+            costliest = max(costliest, loader.newest.cost or 0.0)
             first.setdefault(tuple(loader.batch_sizes), loader.current.iteration)
             if habit == "zero first":
                 step(model, optimizer, inputs, targets)
@@ -721,6 +722,7 @@ def train_in_micro_batches(run, habit):
         "iterations": loader.iteration,
         "batches": batches,
         "largest": largest,
+        "costliest": costliest,
         "moved": min([number for number in first.values() if number], default=None),
         "rate": optimizer.param_groups[0]["lr"],
     }

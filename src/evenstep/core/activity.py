@@ -15,6 +15,7 @@ class Doing(StrEnum):
     FETCHING = "fetching"  # It asked the loader for a batch and waits for it: for reading, or for a data worker.
     COMPUTING = "computing"  # It got a batch, and the optimizer has not stepped on it.
     COUNTING = "counting"  # It waits for the other workers' counts in `weigh_by`.
+    HEARING = "hearing"  # It waits to hear what data of their own the other workers have.
     WAITING = "waiting"  # Its own part is done; it waits for the other workers or for the servers.
     STEPPED = "stepped"  # The optimizer has stepped, or no batch was asked for yet; the script has control.
     LEFT = "left"  # It has left the loop over the loader.
@@ -26,6 +27,7 @@ _PHRASES = {
     Doing.FETCHING: ("waiting for the data of iteration {}", ""),
     Doing.COMPUTING: ("outside the loader", ", in iteration {}"),
     Doing.COUNTING: ("waiting for what the others give weigh_by", ", in iteration {}"),
+    Doing.HEARING: ("waiting to hear what data the others have", ", in iteration {}"),
     Doing.WAITING: ("waiting for the others", ", in iteration {}"),
     Doing.STEPPED: ("outside the loader", ", after iteration {}"),
     Doing.LEFT: ("outside the loop", ", after iteration {}"),
@@ -35,10 +37,10 @@ _PHRASES = {
 _BETWEEN = frozenset({Doing.STEPPED, Doing.LEFT, Doing.CHECKPOINTING})
 """Activities between two iterations."""
 
-WAITS = frozenset({Doing.COUNTING, Doing.WAITING})
+WAITS = frozenset({Doing.HEARING, Doing.COUNTING, Doing.WAITING})
 """Activities that end when the other workers come."""
 
-_ORDER = {Doing.FETCHING: 1, Doing.COMPUTING: 2, Doing.COUNTING: 3, Doing.WAITING: 3}
+_ORDER = {Doing.FETCHING: 1, Doing.COMPUTING: 2, Doing.HEARING: 3, Doing.COUNTING: 3, Doing.WAITING: 3}
 """The order of the activities within an iteration; all others come before."""
 
 

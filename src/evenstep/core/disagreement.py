@@ -105,6 +105,7 @@ _EVERY_BATCH: Final = (
     "every worker must take every batch of the loader, run backward on it, and compute batches in their order"
     " (loader.computes says which one is computed)"
 )
+TOGETHER: Final = "begin and leave each loop over data of the workers' own on all of them together"
 WEIGHED: Final = Field(phrase="{}", verb="weighs by", then="call weigh_by on every worker or on none")
 _PLAN: Final[Mapping[str, Field]] = {
     "loader": Field(phrase="loader {}", verb="is at", then="loop over the loaders in the same order on all workers"),

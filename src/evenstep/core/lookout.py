@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Final, final
 
 from evenstep.core.activity import WAITS, Doing, Pulse, Seen, behind, next_iteration
-from evenstep.core.disagreement import WEIGHED, disagreement
+from evenstep.core.disagreement import TOGETHER, WEIGHED, disagreement
 from evenstep.core.workers import name_workers
 
 _STANDS_SECONDS: Final = 1.2
@@ -151,9 +151,9 @@ class Lookout:
         )
 
     def _apart(self, own: Seen) -> str | None:
-        """A sentence about workers that weigh by units in an iteration in which others do not.
+        """A sentence about workers that wait for something else than the others, in the same iteration.
 
-        Both wait for ever: their activities stay the same while their processes go on.
+        All wait for ever: their activities stay the same while their processes go on.
         """
         does = {self.rank: own} | {worker: pulse.seen for worker, (pulse, _) in self._pulses.items()}
         beats = {worker: pulse.beats for worker, (pulse, _) in self._pulses.items()}
@@ -164,6 +164,12 @@ class Lookout:
         since = [beats.get(each, 0) - self._beats_before.get(each, 0) for each in self._others]
         if not waits or min(since) < self.sure_beats:
             return None
+        hear = [worker for worker, doing, _ in picture if doing is Doing.HEARING]
+        if 0 < len(hear) < len(picture):
+            return (
+                f"{name_workers(hear)} {'wait' if len(hear) > 1 else 'waits'} to hear what data the others have, which"
+                f" wait for something else: {TOGETHER}"
+            )
         return disagreement(WEIGHED, ["units" if doing is Doing.COUNTING else "samples" for _, doing, _ in picture])
 
     def _limit_seconds(self, seen: Seen) -> float:

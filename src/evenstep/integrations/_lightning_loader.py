@@ -32,7 +32,8 @@ class TrainLoader:
 
     With `accumulation` batches of each worker in a step on average, the Trainer sees a step as so many places on every
     worker. A worker has one batch at each of the first places, none at some (a copy of its last batch stands there) if
-    it has fewer batches, and all that are left at the last place, where the workers sum gradients.
+    it has fewer batches, and all that are left at the last place, where the workers sum gradients. The first loop
+    continues from the `saved` state. The Trainer begins it before anything else if it has no length.
 
     Attributes:
         prepared: The session's loader.
@@ -41,14 +42,17 @@ class TrainLoader:
         computes: Whether one of several batches of a step is computed.
     """
 
-    def __init__(self, prepared: PreparedLoader, trainer: Any, accumulation: int) -> None:
-        self.prepared, self._trainer = prepared, trainer
+    def __init__(self, prepared: PreparedLoader, trainer: Any, accumulation: int, saved: dict[str, Any] | None) -> None:
+        self.prepared, self._trainer, self._saved = prepared, trainer, saved
         self.accumulation, self.idle, self.computes = accumulation, False, False
         self._batches: Any = iter(())
         self._values: list[torch.Tensor] = []
         self._logged = 0
 
     def __iter__(self) -> Iterator[Any]:
+        saved, self._saved = self._saved, None
+        if saved is not None:
+            self.prepared.load_state_dict(saved)
         if self.accumulation == 1:
             yield from self.prepared
             return

@@ -18,6 +18,7 @@ from lightning.fabric.strategies import DDPStrategy as FabricDDPStrategy
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn
+from torch.utils.data import IterableDataset
 
 from evenstep.core.errors import ConfigError
 from evenstep.integrations._lightning_loader import PAGE, TrainLoader, accumulation_of
@@ -41,7 +42,8 @@ class EvenstepStrategy(DDPStrategy):
             (True), or parts of each batch (False). Default: different numbers if these are finer, and neither the
             module nor a callback of the script has a hook that may look into batches.
         options: Options of `evenstep.Session`, with the same defaults except `seed`, from Lightning's
-            `seed_everything`, and `empty`, which is "shrink"; and options of Lightning's DDPStrategy.
+            `seed_everything`, and `empty`, which is "shrink" where workers share a dataset; and options of Lightning's
+            DDPStrategy.
 
     Raises:
         ConfigError: From `Trainer.fit`: the scheme, the loader or the model cannot be trained on in Lightning.
@@ -107,7 +109,10 @@ class EvenstepStrategy(DDPStrategy):
         trainer, asked = self.lightning_module.trainer, self._whole_batches
         saved = None if self._saved is None else self._saved.get("accumulation", 1)
         asked = saved > 1 if asked is None and saved is not None else asked
-        accumulation = accumulation_of(trainer, dataloader, self._session.scheme, asked)
+        own = self._asked.get("partition") == "private" or isinstance(
+            getattr(dataloader, "dataset", None), IterableDataset
+        )
+        accumulation = 1 if own else accumulation_of(trainer, dataloader, self._session.scheme, asked)
         if saved not in (None, accumulation):
             raise ConfigError(
                 f"this checkpoint was saved with {saved} whole batches of a worker in a step, and the run has"
@@ -115,7 +120,8 @@ class EvenstepStrategy(DDPStrategy):
                 f" (whole_batches=False for one where batches were divided) {PAGE}"
             )
         self._session.accumulate(accumulation)
-        self._loader = TrainLoader(_loader(self._session, dataloader), trainer, accumulation)
+        first = self._saved if self._loader is None else None
+        self._loader = TrainLoader(_loader(self._session, dataloader), trainer, accumulation, first)
         return self._loader
 
     def on_train_start(self) -> None:
@@ -132,9 +138,8 @@ class EvenstepStrategy(DDPStrategy):
             )
         assert loader is not None
         _meet_between_steps(fit_loop.epoch_loop, loader)
-        if self._saved is not None:
-            loader.prepared.load_state_dict(self._saved)
-        elif fit_loop.restarting and 0 < fit_loop.epoch_loop.batch_progress.current.ready < fit_loop.max_batches:
+        begun = 0 < fit_loop.epoch_loop.batch_progress.current.ready < fit_loop.max_batches
+        if self._saved is None and fit_loop.restarting and begun:
             raise ConfigError(
                 "this checkpoint was saved in the middle of an epoch by another strategy, and does not say which"
                 f" samples are left: continue from one of the end of an epoch {PAGE}"
@@ -145,6 +150,8 @@ class EvenstepStrategy(DDPStrategy):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Like Lightning's; nothing is computed at a place for which this worker has no batch."""
         loader = self._loader
+        if loader is not None:  # Lightning communicates before it if batches of a loader without length are ahead.
+            loader.prepared.engine.loss_begins()
         if loader is None or loader.accumulation == 1:
             return super().training_step(*args, **kwargs)
         self._arguments = args[1:], kwargs
@@ -248,7 +255,7 @@ class EvenstepFabricStrategy(FabricDDPStrategy):
 def _options(scheme: Scheme | str | None, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split the options into those of the session and those of Lightning's strategy."""
     given = {name: options.pop(name) for name in SessionOptions.__annotations__.keys() & options.keys()}
-    asked = {"scheme": scheme, "empty": "shrink", **given}
+    asked = {"scheme": scheme, "empty": None, **given}
     if asked.get("timeout") is not None:
         options["timeout"] = timedelta(seconds=asked["timeout"])
     return asked, options
@@ -270,7 +277,7 @@ def _require_whole(model: torch.nn.Module) -> None:
 
 def _loader(session: Session, loader: Any) -> PreparedLoader:
     try:
-        return session.loader(require_loader(loader))
+        return session.loader(require_loader(loader, streams=True))
     except ConfigError as error:
         raise ConfigError(f"{error} {PAGE}") from None
 

@@ -192,5 +192,5 @@ class Scenario:
             global_batch_size=self.global_batch_size,
             minimum=np.full(len(self.cluster), self._minimum, dtype=np.int64),
             maximum=self.limits,
-            multiple=self.scheme.load.multiple,
+            multiple=self.scheme.load.multiple if self.costs is None else 1,
         )

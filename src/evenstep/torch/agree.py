@@ -51,7 +51,9 @@ class Terms:
 
     `depth`: how many iterations to fetch ahead; `even`: whether every worker must get samples; `lengths`: the length of
     each worker's dataset if datasets are private (`order` is then this worker's own); `costs`: the costs of the samples
-    if they differ; `own`: when an epoch ends (`uneven`) if each worker draws from data of its own, as its sizes say.
+    if they differ; `own`: when an epoch ends (`uneven`) if each worker draws from data of its own, as its sizes say;
+    `told_private`: whether the script said that data are the workers' own, so that their samples are not compared;
+    `needed_batch`: the fewest samples that this worker's models can compute on.
     """
 
     order: EpochOrder
@@ -60,6 +62,8 @@ class Terms:
     even: bool
     lengths: tuple[int, ...] | None = None
     own: str | None = None
+    told_private: bool = False
+    needed_batch: int = 1
     costs: Costs | None = None
 
 
@@ -156,7 +160,7 @@ def _terms(
             f"the scheme {scheme.name!r} changes sizes between epochs, and shares without a length are one epoch that"
             " never ends: give shares a length, or use lb-bsp"
         )
-    even = request.empty == "shrink"
+    even = request.empty != "copy" and not request.private
     if even and len(records) > 1 and scheme.served is None:
         _require_samples_for_all(order, global_batch_size, len(records))
     draws_own = request.draws_own(scheme)
@@ -179,6 +183,8 @@ def _terms(
         even=even,
         lengths=lengths,
         own=request.uneven if draws_own else None,
+        told_private=request.partition == "private",
+        needed_batch=_needed_batch(request),
         costs=own.costs,
     )
 
@@ -222,12 +228,16 @@ def _check(request: RunRequest, workers: Workers, own_loader: Callable[[], _OwnL
         "parameters": sum(parameter.numel() for parameter in parameters),
         "shapes": zlib.crc32(repr([list(parameter.shape) for parameter in parameters]).encode()),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
-        "smallest_batch": max(needed_batch(model) for model in request.models),
+        "smallest_batch": _needed_batch(request),
         "largest_batch": largest,
         "largest_first": first if scheme.micro_batch is not None else min(first, found),
     }
     too_large = None if failed is None else failed.samples
     return Own(scheme=scheme, hold=hold, emulated=emulated, failed=too_large, record=record)
+
+
+def _needed_batch(request: RunRequest) -> int:
+    return max(needed_batch(model) for model in request.models)
 
 
 def _found_limit(request: RunRequest, identity: str, workers: Workers, *, by_cost: bool) -> int:

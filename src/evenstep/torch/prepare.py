@@ -77,7 +77,7 @@ def prepare(
         partition: Who owns the samples. `common`: all workers have the same dataset. `private`: each worker has its own
             data, of any length, and takes its next samples as its size says; with `lb-bsp`, `dbs`, `bsp`,
             `batch_sizes` and `local-sgd`. An `IterableDataset` is always private; by default, other datasets are
-            common, and workers compare a few samples first.
+            common. Unless it is given, workers compare a few samples first.
         uneven: What happens where one worker has no private samples left. `continue`: the others go on, and the epoch
             ends when all have none. `stop`: the epoch ends for all.
         weights: How workers' gradients are weighed. `samples`: by their samples, or as the scheme says. `script`: all

@@ -178,7 +178,7 @@ def require_private_possible(request: RunRequest, scheme: Scheme, order: EpochOr
 
 
 def _refuse_shrink(request: RunRequest) -> None:
-    if request.empty != "copy":
+    if request.empty == "shrink":
         raise ConfigError(
             "partition=\"private\" takes datasets of any length, and empty='shrink' cannot share out their last"
             " samples: leave out empty"

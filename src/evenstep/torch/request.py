@@ -85,7 +85,7 @@ def _among(value: object, known: Sequence[object]) -> object:
     return value
 
 
-_empty = partial(_among, known=("copy", "shrink"))
+_empty = partial(_among, known=("copy", "shrink", None))
 _partition = partial(_among, known=(None, "common", "private"))
 _uneven = partial(_among, known=("continue", "stop"))
 
@@ -112,7 +112,7 @@ class SessionOptions(TypedDict, total=False):
     run_dir: str | os.PathLike[str] | None
     emulate: Cluster | str | os.PathLike[str] | None
     process_group: dist.ProcessGroup | None
-    empty: Literal["copy", "shrink"]
+    empty: Literal["copy", "shrink"] | None
     partition: Literal["common", "private"] | None
     uneven: Literal["continue", "stop"]
     weights: Weights
@@ -159,7 +159,7 @@ class RunRequest:
             partial(read_kind, kinds=(dist.ProcessGroup, NoneType)),
         ),
     ] = None
-    empty: Annotated[str, Argument("'copy' or 'shrink'", _empty)] = "copy"
+    empty: Annotated[str | None, Argument("'copy' or 'shrink'", _empty)] = "copy"
     partition: Annotated[str | None, Argument("'common' or 'private'", _partition)] = None
     uneven: Annotated[str, Argument("'continue' or 'stop'", _uneven)] = "continue"
     weights: Annotated[Weights, Argument("'samples', 'script', or a function from a share to its weight", _weights)] = (

@@ -216,7 +216,8 @@ def _problem_of(
         global_batch_size=global_batch_size,
         minimum=np.full(count, minimum, dtype=np.int64),
         maximum=maximum,
-        multiple=load.multiple,
+        # Micro-batches are then cut by cost, and sizes need not be whole ones of them.
+        multiple=load.multiple if records[0].get("cost") is None else 1,
     )
 
 

@@ -288,6 +288,12 @@ class Tracker:
         """While this is open, the worker waits for the others in the current iteration."""
         return self.activity.waiting(-1 if self.iteration is None else self.iteration.number)
 
+    def hearing(self) -> AbstractContextManager[None]:
+        """While this is open, the worker waits for what the others have read, before it computes any more."""
+        now = self.iteration
+        begun = now is not None and now.paused is None
+        return self.activity.doing(Doing.HEARING, self._number - begun)
+
     @contextmanager
     def interrupted(self) -> Iterator[None]:
         """While this is open, the script waits for the other workers, in an iteration or not: this is not compute."""

@@ -255,20 +255,23 @@ def test_costs_are_shared_more_finely_than_sizes(sizes, weights, parts):
     np.testing.assert_allclose(found, np.array(parts) / sum(parts) * 64, rtol=0.005)
 
 
-@given(st.integers(0, 2**32 - 1), st.booleans(), st.integers(2, 30))
-def test_micro_batches_are_all_of_a_share_and_cost_little(seed, padded, size):
+@given(st.integers(0, 2**32 - 1), st.booleans(), st.integers(2, 30), st.integers(1, 2))
+def test_micro_batches_are_all_of_a_share_and_cost_little(seed, padded, size, fewest):
     costs = np.random.default_rng(seed).lognormal(0, 1, 64)
     window, _ = lookahead(Ledger(length=64, global_batch_size=64), 1, costs, np.array([16, 48]), padded=padded)
     share = window.share()
     of_epoch = EpochCosts(Costs.of(costs, 64, padded=padded), np.random.default_rng(5).permutation(64))
-    pieces = micro_batches(share, size, of_epoch)
+    pieces = micro_batches(share, size, of_epoch, fewest=fewest)
     assert sorted(position for piece in pieces for position in piece.positions) == sorted(share.positions)
     assert sum(piece.portion for piece in pieces) == pytest.approx(1)
     assert [piece.first for piece in pieces] == [True] + [False] * (len(pieces) - 1)
     assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     assert all(len(piece.positions) == piece.samples for piece in pieces)
-    # Two of the costliest are a piece at most, three if one would be left alone.
     largest = costs.max() / costs.mean()
+    if fewest == 1:
+        assert max(piece.cost for piece in pieces) <= max(1.001 * size, 1.001 * largest)
+        return
+    # Two of the costliest are a piece at most, three if one would be left alone.
     assert max(piece.cost for piece in pieces) <= max(1.001 * size + largest * padded, (2 + padded) * largest)
     assert padded or min(piece.samples for piece in pieces) >= min(2, share.samples // len(pieces))
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.core.errors import ConfigError
-from evenstep.core.samples import OwnShares, require_unlike
+from evenstep.core.errors import ConfigError, DisagreementError
+from evenstep.core.samples import OwnShares, words_of
 
 
 class Reader:
@@ -38,7 +38,7 @@ def epoch(lengths, sizes, *, batch=3, ahead=True, minimum=1, stops=False):
         meetings += worker == 0
         # In one process the others are asked for what they ask for themselves.
         for each, reader in enumerate(readers):
-            reader.read(int(workers[each]._taken[each] + max(decided[each], 1)))
+            reader.read(int(workers[each]._taken[each] + max(decided[each], 1)) + 1)
         assert readers[worker].known >= until or readers[worker].ended
         return np.array([reader.word for reader in readers])
 
@@ -61,11 +61,12 @@ def epoch(lengths, sizes, *, batch=3, ahead=True, minimum=1, stops=False):
             assert shares == [None] * len(workers)
             return found, meetings
         found.append(shares)
+        until = [worker.ahead for worker in workers]
         for worker in workers:
             worker.advance()
         if ahead:
             for rank, reader in enumerate(readers):
-                reader.read(int(workers[rank]._taken[rank] + decided[rank] + 1))
+                reader.read(until[rank])
             for worker in workers:
                 worker.hear(np.array([reader.word for reader in readers]))
 
@@ -92,12 +93,14 @@ def test_each_sample_is_taken_once_in_order_and_all_workers_plan_alike(lengths, 
         assert {share.iteration for share in shares} == {number}
         assert len({tuple(share.sizes.tolist()) for share in shares}) == 1
         assert shares[0].sizes.any()
+        assert {share.ends_epoch for share in shares} == {number == len(found) - 1}
 
 
 @given(lengths=lists, sizes=st.lists(st.integers(1, 7), min_size=3, max_size=3))
 def test_an_epoch_that_stops_ends_with_the_first_worker_that_has_none_left(lengths, sizes):
     found, _ = epoch(lengths, [sizes], stops=True)
     assert len(found) == min(-(-length // size) for length, size in zip(lengths, sizes, strict=True))
+    assert [shares[0].ends_epoch for shares in found] == [False] * (len(found) - 1) + [True]
 
 
 def test_a_worker_that_is_planned_for_none_at_first_repeats_its_first_sample():
@@ -113,8 +116,8 @@ def test_a_worker_that_is_planned_for_none_at_first_repeats_its_first_sample():
 
 def test_workers_meet_where_a_worker_is_to_take_more_than_it_has_told():
     assert epoch([30, 30], [[3, 3]])[1] == 1  # To begin with.
-    assert epoch([30, 30], [[3, 3]], ahead=False)[1] == 11
-    assert epoch([30, 30], [[3, 3], [3, 3], [7, 7]], batch=1)[1] == 3  # Where sizes grow, too.
+    assert epoch([30, 30], [[3, 3]], ahead=False)[1] == 10
+    assert epoch([30, 30], [[3, 3], [4, 4], [16, 16], [18, 18]], batch=1)[1] == 2  # Where sizes grow by much, too.
 
 
 def test_what_was_taken_after_earlier_iterations_is_known():
@@ -139,7 +142,17 @@ def test_data_that_cannot_be_trained_on_are_refused():
     )
     with pytest.raises(ConfigError, match="the loader of worker 1 gave no sample in this epoch"):
         shares.share()
-    with pytest.raises(ConfigError, match="began with the same samples"):
-        require_unlike([5, 5, 5])
-    for checksums in ([5], [5, 6], [0, 0]):
-        require_unlike(checksums)
+
+
+def test_workers_that_meet_are_at_the_same_place_and_read_unlike_samples():
+    def meet(firsts, **other):
+        records = [{"epoch": 1, "iteration": 2, "word": 7 + rank, "first": each} for rank, each in enumerate(firsts)]
+        return words_of([*records[:-1], {**records[-1], **other}]).tolist()
+
+    assert [meet(firsts) for firsts in ([5], [5, 6], [0, 0])] == [[7], [7, 8], [7, 8]]
+    for firsts, who in (([5, 5, 5], "workers 0, 1 and 2"), ([4, 5, 6, 5], "workers 1 and 3")):
+        with pytest.raises(ConfigError, match=f"the loaders of {who} began with the same samples"):
+            meet(firsts)
+    for other, says in (({"epoch": 0}, "worker 2 is in epoch 0"), ({"iteration": 9}, "worker 2 is at iteration 9")):
+        with pytest.raises(DisagreementError, match=f"{says}.* where the others .*: begin and leave each loop"):
+            meet([4, 5, 6], **other)

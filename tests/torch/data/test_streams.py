@@ -97,6 +97,19 @@ def test_an_error_of_one_worker_s_stream_is_told_to_all():
     assert other.error == "ConfigError: worker 0: OSError: the file is gone"
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_worker_that_leaves_its_loop_alone_is_named_long_before_the_timeout(late):
+    for outcome in run_workers(streams.leave_alone, 3, late):
+        assert outcome.error.startswith(
+            "WorkerLostError: worker 1 waits to hear what data the others have, which wait for something else: begin"
+            " and leave each loop over data of the workers' own on all of them together"
+        )
+
+
+def test_parts_that_begin_alike_may_be_trained_on_by_those_who_say_so():
+    assert results(run_workers(streams.begin_alike, 2)) == [4, 4]
+
+
 def test_a_loader_of_own_data_has_no_length_and_starts_nowhere_else():
     for value in results(run_workers(streams.ask, 2)):
         assert value == ["it depends on the workers' speeds", "give load_state_dict what state_dict returned there"]

@@ -28,3 +28,17 @@ def test_each_sample_once_and_each_step_of_the_union(kind, processes, tmp_path):
     expected = streams.train_alone(run, [streams.LENGTH], [whole])
     for value in values:
         np.testing.assert_allclose(value["weights"], expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_stateful_loader_over_a_stream_is_read_again_and_over_a_dataset_refused(processes):
+    pytest.importorskip("torchdata")
+    run, counts, stop = Run(scheme="bsp", batch_size=4, epochs=2, num_workers=processes), (31, 12), 3
+    whole = results(run_workers(streams.train, 2, run, "stateful", counts, {"stop": stop}))
+    resumed = results(run_workers(streams.train, 2, run, "stateful", counts, {"state": whole[1]["state"]}))
+    for before, after in zip(whole, resumed, strict=True):
+        assert after["seen"] == [before["seen"][0][stop:], before["seen"][1]]
+        np.testing.assert_allclose(after["weights"], before["weights"], rtol=0, atol=1e-12)
+    run.options = {"partition": "private"}
+    for outcome in run_workers(streams.train, 2, run, "stateful map", counts, {}):
+        assert outcome.error.startswith("ConfigError: the loader StatefulDataLoader has its own __iter__")

@@ -9,7 +9,7 @@ from evenstep.core.samples.drawn import Drawn, Indices
 from evenstep.core.samples.ledger import Ledger
 from evenstep.core.samples.lookahead import Lookahead
 from evenstep.core.samples.micro_batches import micro_batches
-from evenstep.core.samples.own import OwnShares, require_unlike
+from evenstep.core.samples.own import OwnShares, words_of
 from evenstep.core.samples.per_sample import PerSample
 from evenstep.core.samples.private import PrivateParts
 from evenstep.core.samples.share import WEIGHTINGS, Request, Share, Shares, by_samples, ends_period
@@ -35,6 +35,6 @@ __all__ = [
     "by_samples",
     "ends_period",
     "micro_batches",
-    "require_unlike",
     "whole_batches",
+    "words_of",
 ]

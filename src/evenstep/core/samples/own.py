@@ -1,14 +1,17 @@
 """Data of each worker's own, of unknown length: every worker takes its next samples, as many as its size says."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Final, final
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, final
 
 import numpy as np
 
+from evenstep.core.disagreement import TOGETHER, Field, require_agreement
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples.share import Request, Share
 from evenstep.core.values import UNLIMITED, IntArray
+from evenstep.core.workers import name_workers
 
 _REMEMBERED: Final = 1024
 """The latest iterations after which a state can be taken; scripts fetch far fewer ahead."""
@@ -20,8 +23,9 @@ class OwnShares:
 
     Workers tell each other a word: 2 k + e, where k is how many samples of the epoch a worker knows of, those taken
     included, and e is 1 if there are no more. Words come with other messages (`hear`). Workers meet for them only where
-    a worker is to take samples that it has not told of; all have the same words, so all meet or none. A size is cut to
-    what a worker has left. A worker without samples repeats its last one, whose gradient does not count.
+    a worker is to take all samples that it has told of, and may have more; all have the same words, so all meet or
+    none. So it is known of each share whether it is the last. A size is cut to what a worker has left. A worker without
+    samples repeats its last one, whose gradient does not count.
 
     Args:
         worker: The rank of the worker whose shares these are.
@@ -71,6 +75,7 @@ class OwnShares:
         self._taken = taken
         self._known, self._ended = taken, np.zeros(len(taken), dtype=bool)
         self._sizes: IntArray | None = None
+        self._wanted = 1
         self._history = deque([taken], maxlen=_REMEMBERED)
         self.iteration = iteration
         self.over = False
@@ -95,9 +100,11 @@ class OwnShares:
         Raises:
             ConfigError: A worker's loader has no sample at all.
         """
-        wanted = np.maximum(self._decided(), 1)
-        if ((self._known - self._taken < wanted) & ~self._ended).any():
-            self.hear(self._meet(int(self._taken[self._worker] + wanted[self._worker])))
+        decided = self._decided()
+        wanted = np.maximum(decided, 1)
+        self._wanted = int(wanted[self._worker])
+        if ((self._known - self._taken <= wanted) & ~self._ended).any():
+            self.hear(self._meet(int(self._taken[self._worker]) + self._wanted + 1))
         empty = np.flatnonzero(self._ended & (self._known == 0)).tolist()
         if empty:
             raise ConfigError(
@@ -106,7 +113,7 @@ class OwnShares:
             )
         left = self._known - self._taken
         # Where the only workers left are those without a size, they take what computes at all.
-        sizes = np.minimum(self._decided(), left)
+        sizes = np.minimum(decided, left)
         self._sizes = sizes if sizes.any() else np.minimum(wanted, left)
         self.over = bool((left == 0).any() if self._stops else not left.any())
         return None if self.over else self._share(self._sizes, left)
@@ -123,6 +130,14 @@ class OwnShares:
             ends_epoch=bool(dry.any() if self._stops else dry.all()),
         )
 
+    @property
+    def ahead(self) -> int:
+        """How many samples of the epoch to know of at the report on this share, so that the next needs no meeting."""
+        assert self._sizes is not None
+        # An eighth more, as sizes change by little from one iteration to the next.
+        grown = self._wanted + max(self._wanted // 8, 1)
+        return int(self._taken[self._worker] + self._sizes[self._worker]) + grown + 1
+
     def advance(self) -> None:
         """The share has been handed out."""
         assert self._sizes is not None
@@ -138,15 +153,33 @@ class OwnShares:
         return None
 
 
-def require_unlike(checksums: Sequence[int]) -> None:
-    """Check that the workers read different samples, by the checksums of their first ones; 0 stands for unknown.
+_PLACE: Final[Mapping[str, Field]] = MappingProxyType(
+    {
+        "epoch": Field(phrase="epoch {}", verb="is in", then=TOGETHER),
+        "iteration": Field(phrase="iteration {} of the epoch", verb="is at", then=TOGETHER),
+    }
+)
+
+
+def words_of(records: Sequence[Mapping[str, Any]]) -> IntArray:
+    """The words of workers that met, int64 of shape [workers].
+
+    Args:
+        records: By rank, the `epoch`, the `iteration` and the `word`, and as `first` a checksum of the worker's first
+            samples in the epoch; 0 if that is unknown, or may be the same as another worker's.
 
     Raises:
-        ConfigError: All read the same.
+        DisagreementError: They are not at the same place.
+        ConfigError: Two of them read the same.
     """
-    if len(checksums) > 1 and len({*checksums}) == 1 and checksums[0]:
+    require_agreement(records, _PLACE)
+    firsts = [record["first"] for record in records]
+    alike = [rank for rank, first in enumerate(firsts) if first and firsts.count(first) > 1]
+    if alike:
+        same = [rank for rank in alike if firsts[rank] == firsts[alike[0]]]
         raise ConfigError(
-            "all workers' loaders began with the same samples, so each would train on the same data: give each worker"
-            " its own part, by its rank (split_by_node of webdataset, datasets.distributed.split_dataset_by_node), or"
-            " leave out partition for a map-style dataset that all have"
+            f"the loaders of {name_workers(same)} began with the same samples, so these would count more than once:"
+            " give each worker its own part, by its rank (split_by_node of webdataset,"
+            ' datasets.distributed.split_dataset_by_node), or, if parts that differ begin alike, partition="private"'
         )
+    return np.array([record["word"] for record in records], dtype=np.int64)

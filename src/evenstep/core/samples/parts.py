@@ -96,7 +96,7 @@ def _within(
 
 
 def _micro_batches(own: IntArray, units: IntArray, most: int) -> list[list[int]]:
-    cut = pieces(units[own], most, fewest=1) if len(own) else []
+    cut = pieces(units[own], most, 1) if len(own) else []
     return [own[each].tolist() for each in cut]
 
 

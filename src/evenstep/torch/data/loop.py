@@ -303,8 +303,8 @@ class BatchLoop(ABC):
             return own.shares, own.shares, own.make, None
         drawn, ledger = self._epochs.begin(again=peeked)
         costs = None if bound.terms.costs is None else EpochCosts(bound.terms.costs, drawn.indices)
-        size = bound.scheme.micro_batch
-        cut = None if size is None else partial(micro_batches, size=size, costs=costs)
+        size, fewest = bound.scheme.micro_batch, bound.terms.needed_batch
+        cut = None if size is None else partial(micro_batches, size=size, costs=costs, fewest=fewest)
         given = {} if costs is None else {"costs": costs}
         shares = bound.shares(ledger, epoch=self._at.epoch, depth=bound.terms.depth, **given)
         return ledger, shares, self._maker(shares, drawn), cut

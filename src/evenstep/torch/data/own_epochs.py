@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples import OwnShares, Share, require_unlike
+from evenstep.core.samples import OwnShares, Share, words_of
 from evenstep.core.values import UNLIMITED
 from evenstep.torch.data.epochs import adopt
 from evenstep.torch.data.fetch import pins
@@ -48,6 +48,7 @@ class OwnEpochs:
         self.order: EpochOrder = terms.order
         self.global_batch_size = terms.global_batch_size
         self._stops = terms.own == "stop"
+        self._told_private = terms.told_private
         self._source = source
         self._engine = engine
         self._number = number
@@ -74,18 +75,18 @@ class OwnEpochs:
         tracker, workers = engine.tracker, engine.workers
 
         def exchange(record: "Mapping[str, Any]") -> list[dict[str, Any]]:
-            with engine.meeting():
+            with engine.meeting(tracker.hearing()):
                 return gather(workers, record)
 
         def meet(until: int) -> "IntArray":
             def read() -> _Told:
                 data.skip(int(taken[rank]))
                 data.read(until)
-                return _Told({"word": data.word, "first": 0 if taken.any() else data.checksum})
+                first = 0 if taken.any() or self._told_private else data.checksum
+                place = {"epoch": self.at.epoch, "iteration": shares.iteration}
+                return _Told({**place, "word": data.word, "first": first})
 
-            _, records = tell(read, exchange)
-            require_unlike([each["first"] for each in records])
-            return np.array([each["word"] for each in records], dtype=np.int64)
+            return words_of(tell(read, exchange)[1])
 
         shares = OwnShares(
             worker=rank,
@@ -182,8 +183,7 @@ class OwnLoop:
     def make(self, share: Share, piece: Share) -> Any:
         """The batch of this share. Reads what the next one needs, so that the report on this one tells of it."""
         batch = self._data.take(piece.positions)
-        # An eighth more, as sizes change by little from one iteration to the next.
-        self._data.read_ahead(max(piece.positions) + 2 + share.samples + share.samples // 8)
+        self._data.read_ahead(self.shares.ahead)
         return batch
 
     @property

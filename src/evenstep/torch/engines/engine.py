@@ -258,8 +258,8 @@ class Engine(ABC):
 
         `communicates`: it was of the script's own DistributedDataParallel, which may have communicated.
         """
-        if communicates and self._scale is not None and self._scale.looks:
-            self._scale.loss_begins()
+        if communicates:
+            self.loss_begins()
         if batch is None:
             return
         batch.open = False
@@ -267,6 +267,11 @@ class Engine(ABC):
             if each.requires_grad:
                 batch.open = True
                 each.register_hook(partial(self._backward_begins, model, batch))  # type: ignore[no-untyped-call]
+
+    def loss_begins(self) -> None:
+        """Note that communication up to here was not that of the script's loss, but of a framework."""
+        if self._scale is not None and self._scale.looks:
+            self._scale.loss_begins()
 
     def _backward_begins(self, model: int, batch: HandedOut, _: torch.Tensor | None) -> None:
         batch.open, batch.backward = False, True
