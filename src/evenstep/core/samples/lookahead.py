@@ -1,7 +1,7 @@
 """The positions that one worker fetches ahead and those that it needs now, while the sizes keep changing."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -61,6 +61,7 @@ class Lookahead:
         minimum: The fewest samples that a worker can compute on.
         sharing: Divides slices by cost; sizes then count average samples. None if all samples cost alike.
         private: The parts of workers with data of their own, whose sizes are fixed. None if all share the data.
+        asked: By iteration, positions that this worker has requested already, for other workers' sizes.
 
     Attributes:
         misses: The number of positions that a change of sizes made this worker request in already requested slices.
@@ -76,6 +77,7 @@ class Lookahead:
         minimum: int = 1,
         sharing: CostSharing | None = None,
         private: PrivateParts | None = None,
+        asked: Mapping[int, tuple[int, ...]] | None = None,
     ) -> None:
         self._ledger = ledger
         self._decided = sizes
@@ -84,6 +86,7 @@ class Lookahead:
         self._minimum = minimum
         self._sharing = sharing
         self._private = private
+        self._asked = dict(asked or {})
         self._window: deque[_Planned] = deque()
         self.misses = 0
         self._unsettled = 0
@@ -114,7 +117,7 @@ class Lookahead:
             planned = _Planned(cut, self._private.sizes(cut.iteration))
             planned.need(self._private.positions(self._worker, cut.iteration))
             return planned
-        planned = _Planned(cut, self._sizes_of(cut))
+        planned = _Planned(cut, self._sizes_of(cut), asked=self._asked.pop(cut.iteration, ()))
         if self._sharing is not None:
             self._assign(planned, planned.sizes)
         else:
@@ -187,6 +190,11 @@ class Lookahead:
             padding=sharing.costs.padding(positions),
             loads=sharing.loads(planned.cut, planned.owners, planned.sizes),
         )
+
+    @property
+    def asked(self) -> dict[int, tuple[int, ...]]:
+        """By iteration, the requested positions of the window, as far as what is fetched can be divided again."""
+        return {each.cut.iteration: each.asked for each in self._window if each.asked and not each.whole}
 
     @property
     def owners(self) -> IntArray | None:
