@@ -1,7 +1,9 @@
 """A replica under `evenstep run --elastic`: its manager, and what `prepare` returns there."""
 
+import logging
 import os
 import socket
+import warnings
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -65,6 +67,9 @@ def manager_of(launched: LaunchSettings, timeout_seconds: float, device: str) ->
             "a process group of all replicas does not outlive the first of them: under evenstep run --elastic leave out"
             " init_process_group"
         )
+    if not logging.getLogger("torchft").level:  # The launcher tells in a sentence who is lost.
+        logging.getLogger("torchft").setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", message="The given buffer is not writable")  # Of each state that is received.
     timeout = timedelta(seconds=timeout_seconds)
     host = "localhost" if launched.on_one_host else socket.gethostname()
     store = TCPStore(host, 0, is_master=True, wait_for_workers=False)

@@ -186,6 +186,11 @@ class ElasticSession:
         return self._loader
 
     @property
+    def step(self) -> int:
+        """The number of steps that have counted."""
+        return self._quorum.step
+
+    @property
     def global_batch_size(self) -> int:
         """The samples of all members in a step."""
         assert self._request.global_batch_size is not None
