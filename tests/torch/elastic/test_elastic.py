@@ -36,35 +36,26 @@ def require_as_alone(run, outcome):
     return [len(by_step[step][0]["sizes"]) for step in sorted(by_step)]
 
 
-def test_a_replica_that_is_killed_and_comes_back_changes_nothing_but_the_sizes():
-    run = Elastic(faults={(1, 20): "kill"}, waits={40: 1}, slow=("2=4x",))
+def test_replicas_may_fail_at_any_moment_of_a_step_and_come_back():
+    faults = {(0, 8): "kill in backward", (1, 16): "kill before step", (2, 24): "kill after step", (3, 32): "raise"}
+    run = Elastic(replicas=4, faults=faults, waits={14: 0, 22: 1, 30: 2, 38: 3}, slow=("2=4x",))
     outcome = run_replicas(run)
     members = require_as_alone(run, outcome)
-    assert (1, 0, -9) in outcome.exits
-    assert 2 in members[20:45]
-    assert members[-1] == 3
+    assert {(slot, life) for slot, life, code in outcome.exits if code} == {(slot, 0) for slot in range(4)}
+    assert {(line["slot"], line["life"]) for line in outcome.steps} == {(s, life) for s in range(4) for life in (0, 1)}
+    assert members[-1] == 4
+    last = [line["sizes"] for line in outcome.steps if line["step"] == 79]
+    assert min(last[0]) < max(last[0]), "sizes follow speeds"
 
 
-@pytest.mark.parametrize(
-    "fault", ["raise", "exit", "kill in backward", "kill before step", "kill after step"]
-)
-def test_a_replica_may_fail_at_any_moment_of_a_step(fault):
-    run = Elastic(faults={(0, 10): fault, (2, 30): fault}, waits={45: 0, 50: 2})
-    outcome = run_replicas(run)
-    members = require_as_alone(run, outcome)
-    assert {(slot, life) for slot, life, code in outcome.exits if code} == {(0, 0), (2, 0)}
-    assert members[-1] == 3
-
-
-def test_two_replicas_that_die_in_the_same_step_leave_the_others_to_do_it():
-    run = Elastic(faults={(0, 10): "kill before step", (1, 10): "kill in backward"}, waits={20: 0, 25: 1}, num_workers=1)
-    outcome = run_replicas(run)
-    members = require_as_alone(run, outcome)
-    assert 1 in members
-    assert members[-1] == 3
+def test_two_replicas_that_die_in_the_same_step_leave_it_to_the_third():
+    faults = {(0, 10): "kill before step", (1, 10): "kill in backward"}
+    run = Elastic(faults=faults, num_workers=1, epochs=1)
+    members = require_as_alone(run, run_replicas(run, restarts=0))
+    assert members[9:11] == [3, 1]
+    assert members[-1] == 1
 
 
 def test_a_stopped_replica_is_left_out_and_the_others_go_on():
-    run = Elastic(faults={(1, 10): "stop"}, timeout_seconds=3)
-    outcome = run_replicas(run)
-    assert require_as_alone(run, outcome)[-1] == 2
+    run = Elastic(faults={(1, 10): "stop"}, timeout_seconds=3, epochs=1)
+    assert require_as_alone(run, run_replicas(run))[-1] == 2
