@@ -62,15 +62,32 @@ def main():
             record.console.print(f"  {repetition + 1}/{repetitions} {name} {contestant}: {found:.4g}")
     iteration = case_seconds = 25 * PER_SAMPLE
     ideal = unequal.global_batch_size / sum(1 / (each * PER_SAMPLE) for each in SLOWNESS)
-    pairs = {name: list(zip(each["evenstep"], each["torchft"], strict=True)) for name, each in results.items() if name != "three"}
+    pairs = {
+        name: list(zip(each["evenstep"], each["torchft"], strict=True))
+        for name, each in results.items()
+        if name != "three"
+    }
     figures = [
         record.figure("an iteration of 50 ms, of torchft's", [b / a for a, b in pairs["even"]], goal="<= 1.05"),
-        record.figure("speeds 1:1:2:4, of the ideal", [each * ideal / unequal.global_batch_size for each in results["unequal"]["evenstep"]], goal=">= 0.93"),
+        record.figure(
+            "speeds 1:1:2:4, of the ideal",
+            [each * ideal / unequal.global_batch_size for each in results["unequal"]["evenstep"]],
+            goal=">= 0.93",
+        ),
         record.figure("speeds 1:1:2:4, of torchft's samples/s", [a / b for a, b in pairs["unequal"]]),
-        record.figure("from a kill to the next step, beyond torchft's", [(a - b) / iteration for a, b in pairs["killed"]], goal="<= 1", unit="iterations"),
+        record.figure(
+            "from a kill to the next step, beyond torchft's",
+            [(a - b) / iteration for a, b in pairs["killed"]],
+            goal="<= 1",
+            unit="iterations",
+        ),
         record.figure("from a kill to the next step", results["killed"]["evenstep"], unit="s"),
         record.figure("a kill every 5 s, of torchft's samples/s", [a / b for a, b in pairs["storm"]]),
-        record.figure("a kill every 5 s, of torchft's with three of the four and no kill", [a / median(results["three"]["torchft"]) for a in results["storm"]["evenstep"]], goal=">= 0.85"),
+        record.figure(
+            "a kill every 5 s, of torchft's with three of the four and no kill",
+            [a / median(results["three"]["torchft"]) for a in results["storm"]["evenstep"]],
+            goal=">= 0.85",
+        ),
     ]
     record.publish(
         "elastic",
@@ -197,6 +214,7 @@ def with_torchft(model, optimizer, dataset, case, lighthouse, slot):
         replica_id=str(slot),
         hostname="localhost",
     )
+
     def hook(state, bucket):
         state.allreduce(bucket.buffer()).wait()  # Returns without an error, which `should_commit` knows of.
         future = torch.futures.Future()
@@ -242,7 +260,13 @@ def Sleeping(slowness):
             time.sleep(len(inputs) * PER_SAMPLE * slowness)
             return super().forward(inputs)
 
-    return Model(torch.nn.Linear(FEATURES, HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, 1))
+    return Model(
+        torch.nn.Linear(FEATURES, HIDDEN),
+        torch.nn.ReLU(),
+        torch.nn.Linear(HIDDEN, HIDDEN),
+        torch.nn.ReLU(),
+        torch.nn.Linear(HIDDEN, 1),
+    )
 
 
 if __name__ == "__main__":

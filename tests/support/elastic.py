@@ -1,4 +1,4 @@
-"""Replicas that come and go under torchft's quorum, as processes that kill, stop or fail themselves where a test says."""
+"""Replicas under torchft's quorum, as processes that kill, stop or fail themselves where a test says."""
 
 import json
 import multiprocessing.connection

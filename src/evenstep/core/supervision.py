@@ -209,7 +209,13 @@ class Supervision:
 
     def look(self, now: float, *, last: bool = False) -> list[str]:
         """The sentences to tell the user now; `last`: all workers have ended."""
-        rules = [*self._early(last=last), *self._restarted(last=last), *self._left_over(), *self._absent(), *self._useless()]
+        rules = [
+            *self._early(last=last),
+            *self._restarted(last=last),
+            *self._left_over(),
+            *self._absent(),
+            *self._useless(),
+        ]
         self._since = {rule.name: self._since.get(rule.name, now) for rule in rules}
         for rule in rules:
             if now - self._since[rule.name] > rule.seconds:
@@ -321,4 +327,8 @@ class Supervision:
 
     @property
     def _then(self) -> str:
-        return "; the others go on" if any((each.here or (self.elastic and each.came)) and not each.over for each in self._all.values()) else ""
+        return (
+            "; the others go on"
+            if any((each.here or (self.elastic and each.came)) and not each.over for each in self._all.values())
+            else ""
+        )

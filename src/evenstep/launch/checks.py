@@ -63,10 +63,6 @@ def require_settings(settings: LaunchSettings, workers: int | None) -> None:
     """Check the options; `workers` is None if other nodes start workers too, which then make these checks."""
     source_of = partial(settings.source, environment=os.environ)
     scheme = settings.asked_scheme(source_of)
-    if settings.elastic is not None:
-        from evenstep.launch.lighthouse import require_elastic  # Few runs need it.
-
-        require_elastic(settings)
     if scheme is not None and workers is not None:
         with naming(source_of("scheme" if settings.batch_sizes is None else "batch_sizes")):
             # Refuses groups and sizes for another number of workers; all workers are on this host.

@@ -50,7 +50,6 @@ from evenstep.telemetry.events import LauncherEvent, ServerFailed, ServersLost, 
 from evenstep.telemetry.recorder import line_of
 from evenstep.telemetry.say import say
 
-
 _ELASTIC_RESTARTS: Final = 10_000
 """How often a replica is started again, unless `--max-restarts` says it; one that never takes a step is left sooner."""
 
@@ -90,6 +89,10 @@ def launch(
         command = _Command.of(arguments)
         workers = command.workers
         require_settings(settings, workers)
+        if settings.elastic is not None:
+            from evenstep.launch.lighthouse import require_elastic  # Few runs need it.
+
+            require_elastic(settings)
         if private:
             from evenstep.launch.private_network import private_network  # Few runs need it.
 
@@ -269,7 +272,9 @@ def _run_elastic(command: _Command, workers: int, settings: LaunchSettings, stat
     supervision = Supervision(workers=workers, restarts=restarts, elastic=True, silent_seconds=silent_seconds)
     marks = None if settings.marks is None else Path(settings.marks)
     with quorum_of(settings) as address, Watch(status_dir, supervision, record=partial(_keep, run_dir), marks=marks):
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # Of each replica, that its model may have unused parameters.
+        os.environ.setdefault(
+            "TORCH_CPP_LOG_LEVEL", "ERROR"
+        )  # Of each replica, that its model may have unused parameters.
         kept = command.under_keepers(status_dir, restarts=restarts)
         _run_workers(kept, structs.replace(settings, lighthouse=address), status_dir, supervision)
     ends = read_endings(status_dir)

@@ -23,7 +23,9 @@ def require_elastic(settings: LaunchSettings) -> None:
         raise ConfigError("--elastic needs torchft: pip install 'evenstep[torchft]'") from error
     scheme = None if settings.scheme is None else parse_scheme(settings.scheme)
     if scheme is not None and not scheme.sums_every_gradient:
-        raise ConfigError(f"--elastic goes with schemes that sum gradients in every step, not with {scheme.name!r}: use lb-bsp")
+        raise ConfigError(
+            f"--elastic goes with schemes that sum gradients in every step, not with {scheme.name!r}: use lb-bsp"
+        )
 
 
 @contextmanager

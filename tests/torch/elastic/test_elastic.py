@@ -1,10 +1,9 @@
-"""Members come and go: every sample counts once, in steps of the same size, and the weights are those of one process."""
+"""Members come and go: every sample counts once, steps have one size, and the weights are those of one process."""
 
 from collections import defaultdict
 
 import pytest
 import torch
-
 from support.elastic import Elastic, alone, run_replicas
 
 pytest.importorskip("torchft")

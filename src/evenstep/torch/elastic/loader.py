@@ -55,7 +55,7 @@ class ElasticLoader:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next batch of all replicas, and of the next loop; joins them, if this replica has not yet."""
+        """The epoch of the next batch of all replicas, and of the next loop here; joins them if need be."""
         self.session.join()
         self._next = max(self._next, self.session.at.epoch)
         return self.session.at.epoch

@@ -21,7 +21,9 @@ def summing(model: torch.nn.Module, reduce: Reduce) -> DistributedDataParallel:
         ConfigError: It is torchft's own, whose hook would divide the gradients by the number of members.
     """
     if isinstance(model, OfTorchft):
-        raise ConfigError("the model is in torchft's DistributedDataParallel, which weighs all replicas alike: pass the plain model")
+        raise ConfigError(
+            "the model is in torchft's DistributedDataParallel, which weighs all replicas alike: pass the plain model"
+        )
     module = model.module if isinstance(model, DistributedDataParallel) else model
     # As torchft does: the group is not used, and with unused parameters the buckets are never arranged anew, which
     # would be different on a replica that joins later.

@@ -1,6 +1,5 @@
 """The quorum of torchft, as this package uses it: who is a member of the next step, sums over them, and the commit."""
 
-from collections.abc import Sequence
 from typing import Any, final
 
 import torch
@@ -33,7 +32,9 @@ class Quorum:
             )
         self._manager = manager
         self._open = False
-        self._known = -1  # torchft counts the quorums; one whose members, or their connections, are new has a new number.
+        self._known = (
+            -1
+        )  # torchft counts the quorums; one whose members, or their connections, are new has a new number.
 
     def open(self) -> None:
         """Meet the other members, unless this has happened for this step; a replica that is behind gets the state."""
@@ -72,8 +73,8 @@ class Quorum:
         """
         lengths = self._rows(torch.tensor([len(content)]))[:, 0].tolist()
         row = torch.frombuffer(bytearray(content.ljust(max(lengths))), dtype=torch.uint8)
-        table: Sequence[Any] = list(self._rows(row).numpy())
-        return [row[:length].tobytes() for row, length in zip(table, lengths, strict=True)]
+        table: Any = self._rows(row).numpy()
+        return [each[:length].tobytes() for each, length in zip(table, lengths, strict=True)]
 
     def _rows(self, row: torch.Tensor) -> torch.Tensor:
         rank, count = self.place

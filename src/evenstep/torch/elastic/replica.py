@@ -37,7 +37,9 @@ def prepare_replica(
     """
     others = [name for name, value in options.items() if name not in _POSSIBLE and value != _USUAL.get(name)]
     if others:
-        raise ConfigError(f"{others[0]} is not possible under evenstep run --elastic: leave it out, or run without --elastic")
+        raise ConfigError(
+            f"{others[0]} is not possible under evenstep run --elastic: leave it out, or run without --elastic"
+        )
     models = model if isinstance(model, tuple) else (model,)
     device = next(models[0].parameters()).device.type
     chosen: Any = {name: value for name, value in options.items() if name in _POSSIBLE}

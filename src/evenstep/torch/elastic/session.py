@@ -1,4 +1,4 @@
-"""A replica's session: the script's objects, the slice that each step computes, and the state for replicas that join."""
+"""A replica's session: the script's objects, the slice of each step, and the state for replicas that join."""
 
 import os
 import random
@@ -6,9 +6,9 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import wraps
-from pathlib import Path
+from functools import partial, wraps
 from types import MethodType
 from typing import Any, Final, TypedDict, TypeVar, Unpack, final
 
@@ -17,16 +17,16 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from torchft import Manager, Optimizer as OfTorchft
+from torchft import Manager
+from torchft import Optimizer as OfTorchft
 
 from evenstep.cluster import Cluster
-from evenstep.core.errors import ConfigError
+from evenstep.core.errors import ConfigError, DisagreementError
 from evenstep.core.load import Static
 from evenstep.core.load.limits import SizeLimits
 from evenstep.core.load.members import Members
 from evenstep.core.load.shares import shares
 from evenstep.core.samples import WEIGHTINGS, Share
-from evenstep.core.values import IntArray
 from evenstep.launch.c10d import GradBucket, completed
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.launch.marks import leave_mark
@@ -42,7 +42,7 @@ from evenstep.torch.elastic.quorum import BrokenQuorumError, Quorum
 from evenstep.torch.failure import install_hook
 from evenstep.torch.model import device_of
 from evenstep.torch.optimizers import window_scheduler
-from evenstep.torch.processes.workers import Workers
+from evenstep.torch.processes.workers import Workers, gather
 from evenstep.torch.request import RunRequest
 from evenstep.worker.activity import Activity
 from evenstep.worker.agreement import Agreed, hold_of
@@ -50,7 +50,6 @@ from evenstep.worker.arguments import require_known
 from evenstep.worker.loader_state import LoaderState, read_state
 from evenstep.worker.meter import COLUMNS, HostStopwatch, Meter, Rows
 from evenstep.worker.tracker import Tracker
-from evenstep.worker.worker import Worker
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
@@ -104,18 +103,19 @@ class ElasticSession:
         self._request = RunRequest.of(launched, scheme=scheme, **options)
         if self._request.mistake is not None:
             raise ConfigError(self._request.mistake)
-        asked = self._request.asked_scheme()
-        if not asked.sums_every_gradient or asked.load.uses_forecasts or asked.nonfinite == "refuse":
+        self._scheme = scheme = self._request.asked_scheme()
+        if not scheme.sums_every_gradient or scheme.load.uses_forecasts or scheme.nonfinite == "refuse":
             raise ConfigError(
-                f"the scheme {asked.name!r} cannot run while members come and go: use lb-bsp, dbs, bsp or batch_sizes,"
+                f"the scheme {scheme.name!r} cannot run while members come and go: use lb-bsp, dbs, bsp or batch_sizes,"
                 " without predictor=narx and nonfinite=refuse"
             )
         self._launched, self._slot, self._slots = launched, *_slot_of(launched)
         self._quorum = Quorum(manager)
-        self._models: list[torch.nn.Module] = []
+        self._modules: list[torch.nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
         self._carried: list[Any] = []
         self._loader: ElasticLoader | None = None
+        self.global_batch_size = 0
         self._key = secrets.randbits(62)
         self._members: Members | None = None  # Of the last step that counted.
         self._present: Members | None = None
@@ -136,7 +136,8 @@ class ElasticSession:
 
     def model(self, model: torch.nn.Module) -> Any:
         """Return the model in a DistributedDataParallel that sums gradients over the members; there may be several."""
-        self._models.append(prepared := summing(model, self._reduce))
+        prepared = summing(model, self._reduce)
+        self._modules.append(prepared.module)
         return prepared
 
     def optimizer(self, optimizer: Optimizer) -> Optimizer:
@@ -157,7 +158,7 @@ class ElasticSession:
         return optimizer
 
     def scheduler(self, scheduler: LRScheduler) -> LRScheduler:
-        """Send the state of this scheduler to replicas that join; its `step` does nothing after one that did not count."""
+        """Send this scheduler's state to replicas that join; its `step` does nothing if the optimizer's did not count."""
         window_scheduler(scheduler, lambda: self.counted)
         return self.carry(scheduler)
 
@@ -173,15 +174,16 @@ class ElasticSession:
             ConfigError: There is one already, or the global batch size is not known.
         """
         if self._loader is not None:
-            raise ConfigError("an elastic session has one loader: give it the training loader, and leave others as they are")
-        if self._request.global_batch_size is None and self._request.batch_sizes is None and self._launched.elastic is None:
+            raise ConfigError(
+                "an elastic session has one loader: give it the training loader, and leave others as they are"
+            )
+        self._request = replace(self._request, loader=loader)
+        if self._launched.elastic is None and self._scheme.load.given_sizes is self._request.global_batch_size is None:
             raise ConfigError(
                 "the global batch must not depend on who is there: give ElasticSession a global_batch_size, the samples"
                 " of all replicas in a step"
             )
-        scheme, sampling = self._request.asked_scheme(), Sampling.of(loader)
-        size = self._request.whole_batch_size(scheme, sampling, self._slots)
-        self._request = replace(self._request, loader=loader, global_batch_size=size)
+        self.global_batch_size = self._request.whole_batch_size(self._scheme, Sampling.of(loader), self._slots)
         self._loader = ElasticLoader(loader, self)
         return self._loader
 
@@ -189,12 +191,6 @@ class ElasticSession:
     def step(self) -> int:
         """The number of steps that have counted."""
         return self._quorum.step
-
-    @property
-    def global_batch_size(self) -> int:
-        """The samples of all members in a step."""
-        assert self._request.global_batch_size is not None
-        return self._request.global_batch_size
 
     # A step.
 
@@ -238,36 +234,44 @@ class ElasticSession:
         if not self._quorum.changed:
             return True
         rank, count = self._quorum.place
+        workers = Workers(
+            rank=rank,
+            count=count,
+            host=socket.gethostname(),
+            timeout_seconds=self._request.timeout,
+            meet=self._quorum.gather,
+        )
         try:
-            told = [msgspec.json.decode(each) for each in self._quorum.gather(msgspec.json.encode((self._key, self._slot)))]
-            workers = Workers(
-                rank=rank, count=count, host=socket.gethostname(), timeout_seconds=self._request.timeout, meet=self._quorum.gather
-            )
-            agreed, terms = agree(self._request_of([slot for _, slot in told]), workers, Activity())
+            told = gather(workers, {"key": self._key, "slot": self._slot})
+            agreed, terms = agree(self._request_of([each["slot"] for each in told]), workers, Activity())
         except BrokenQuorumError:
             return False
-        self._begin(tuple(key for key, _ in told), agreed, terms, Worker(rank=rank, count=count, host=workers.host, timeout_seconds=workers.timeout_seconds))
+        except (ConfigError, DisagreementError):
+            if self._members is None or self._key not in self._members.keys:
+                raise
+            return False  # A replica that joins was started with something else: it ends, and the members go on.
+        self._begin(tuple(each["key"] for each in told), agreed, terms, workers)
         return True
 
     def _request_of(self, slots: list[int]) -> RunRequest:
         """The request of these members: sizes that the user gave are divided anew in their proportion."""
-        request = replace(
+        scheme, whole = self._scheme, self.global_batch_size
+        if (given := scheme.load.given_sizes) is not None:
+            weights = np.array([given[slot] for slot in slots], dtype=np.int64)
+            sizes = shares(whole, weights, lower=np.zeros_like(weights), upper=np.full_like(weights, whole))
+            scheme = replace(scheme, load=Static(sizes=tuple(sizes.tolist())))
+        return replace(
             self._request,
-            models=tuple(model.module for model in self._models),
+            models=tuple(self._modules),
             optimizers=tuple(self._optimizers),
-            emulate=None,
-            launched=msgspec.structs.replace(self._launched, slow=(), emulate=None, start_from=None),
+            scheme=scheme,
             batch_sizes=None,
-            scheme=self._request.asked_scheme(),
+            global_batch_size=whole,
+            emulate=None,  # This and `slow` are of a replica, whatever its rank.
+            launched=msgspec.structs.replace(self._launched, slow=(), emulate=None, start_from=None),
         )
-        given, whole = request.scheme.load.given_sizes, request.global_batch_size
-        if given is None:
-            return request
-        weights = np.array([given[slot] for slot in slots], dtype=np.int64)
-        sizes = shares(whole, weights, lower=np.zeros_like(weights), upper=np.full_like(weights, whole))
-        return replace(request, scheme=replace(request.scheme, load=Static(sizes=tuple(sizes.tolist()))))
 
-    def _begin(self, keys: tuple[int, ...], agreed: Agreed, terms: Terms, worker: Worker) -> None:
+    def _begin(self, keys: tuple[int, ...], agreed: Agreed, terms: Terms, worker: Workers) -> None:
         if self._restored is not None and self._restored["keys"]:
             former = Members.of(agreed.scheme.load, tuple(self._restored["keys"]), None)
             former.policy.load_state_dict(self._restored["policy"])
@@ -275,19 +279,21 @@ class ElasticSession:
         self._present = Members.of(agreed.scheme.load, keys, self._members)
         limits = SizeLimits(agreed.scheme.load, agreed.problem, agreed.limits)
         self._tracker = self._tracker or self._new_tracker(agreed, worker, limits)
-        self._tracker.regroup(worker, self._present.policy, replace(agreed.problem, epoch=self.at.epoch), limits, self._quorum.step)
-        self._rows = Rows(self._tracker.meter, lambda plan: [msgspec.json.decode(each) for each in self._quorum.gather(msgspec.json.encode(plan))])
+        self._tracker.regroup(
+            worker, self._present.policy, replace(agreed.problem, epoch=self.at.epoch), limits, self._quorum.step
+        )
+        self._rows = Rows(self._tracker.meter, partial(gather, worker))
         self._weigh = WEIGHTINGS[agreed.scheme.weighting]
         self.fresh = True
         assert self._loader is not None
         self._loader.follow(terms)
 
-    def _new_tracker(self, agreed: Agreed, worker: Worker, limits: SizeLimits) -> Tracker:
+    def _new_tracker(self, agreed: Agreed, worker: Workers, limits: SizeLimits) -> Tracker:
         assert self._present is not None
         hold, _ = hold_of(self._request.emulate, self._launched, rank=self._slot, workers=self._slots)
         clock, folder, slot = time.perf_counter, self._request.events_dir, self._slot
         keeps = Silent() if folder is None else JsonlRecorder(folder, slot, last=lambda: Ended(worker=slot, at=clock()))
-        on_device = device_of(self._models[0]).type == "cuda"
+        on_device = device_of(self._modules[0]).type == "cuda"
         return Tracker(
             workers=worker,
             policy=self._present.policy,
@@ -303,7 +309,9 @@ class ElasticSession:
         """Weigh a bucket of gradients and begin its sum; the last one waits for all, as DDP reads none before."""
         buffer = bucket.buffer()
         if self._share is None or self._settled:
-            raise ConfigError("a backward ran outside the loop over the session's loader: compute gradients of its batches alone")
+            raise ConfigError(
+                "a backward ran outside the loop over the session's loader: compute gradients of its batches alone"
+            )
         if self._share.samples:
             buffer.mul_(self._weigh(self._share))
         else:
@@ -339,12 +347,12 @@ class ElasticSession:
         if self._settled:
             return self.counted
         if self._table is None and not self._quorum.broken:
-            raise ConfigError("no backward ran over the last batch of the loader: every batch needs one, before the step")
-        if not self._quorum.broken:
-            try:
-                self._rows.check(self._checked())
-            except BrokenQuorumError:
-                pass
+            raise ConfigError(
+                "no backward ran over the last batch of the loader: every batch needs one, before the step"
+            )
+        with suppress(BrokenQuorumError):
+            if self._table is not None and not self._quorum.broken:
+                self._rows.check(self._table.numpy())
         self._settled, self.counted = True, self._quorum.commit()
         tracker, loader = self.tracker, self._loader
         assert loader is not None
@@ -356,10 +364,6 @@ class ElasticSession:
             tracker.meter.received = None
             tracker.take_back()
         return self.counted
-
-    def _checked(self) -> IntArray:
-        assert self._table is not None
-        return self._table.numpy()
 
     def next_begins(self) -> None:
         """The script asks for the next batch: end the step, if the script has not stepped, and learn from it."""
@@ -374,18 +378,23 @@ class ElasticSession:
         """The position in the epoch and the speeds, for a checkpoint of the script's own."""
         assert self._loader is not None
         members = self._members
-        return msgspec.structs.asdict(LoaderState(
-            seed=self._request.seed,
-            epoch=self.at.epoch,
-            iteration=self.at.done,
-            length=self._loader.length,
-            global_batch_size=self._request.global_batch_size,
-            order=None,
-            load={"keys": [] if members is None else list(members.keys), "policy": {} if members is None else members.policy.state_dict()},
-        ))
+        return msgspec.structs.asdict(
+            LoaderState(
+                seed=self._request.seed,
+                epoch=self.at.epoch,
+                iteration=self.at.done,
+                length=self._loader.length,
+                global_batch_size=self.global_batch_size,
+                order=None,
+                load={
+                    "keys": [] if members is None else list(members.keys),
+                    "policy": {} if members is None else members.policy.state_dict(),
+                },
+            )
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from where `state_dict` was called; before the loop. Replicas that join get the others' state instead.
+        """Continue from where `state_dict` was called; before the loop. A replica that joins gets the others' state.
 
         Raises:
             ConfigError: It is not such a state.
@@ -396,17 +405,15 @@ class ElasticSession:
     def _save(self) -> dict[str, Any]:
         """The state for a replica that joins."""
         return {
-            "models": [each.module.state_dict() for each in self._models],
-            "optimizers": [each.state_dict() for each in self._optimizers],
-            "carried": [each.state_dict() for each in self._carried],
+            "parts": [each.state_dict() for each in (*self._modules, *self._optimizers, *self._carried)],
             "loader": self.state_dict(),
             "random": (random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()),
         }
 
     def _load(self, state: dict[str, Any]) -> None:
-        for name, parts in (("models", [each.module for each in self._models]), ("optimizers", self._optimizers), ("carried", self._carried)):
-            for part, saved in zip(parts, state[name], strict=True):
-                part.load_state_dict(saved)
+        parts = *self._modules, *self._optimizers, *self._carried
+        for part, saved in zip(parts, state["parts"], strict=True):
+            part.load_state_dict(saved)
         self.load_state_dict(state["loader"])
         of_python, of_numpy, of_torch = state["random"]
         random.setstate(of_python)
@@ -421,7 +428,7 @@ class ElasticSession:
 
 
 def _slot_of(launched: LaunchSettings) -> tuple[int, int]:
-    """The number of this replica and the number of places for replicas, as `evenstep run` or torchft's launcher says."""
+    """The number of this replica and of the places for replicas, as `evenstep run` or torchft's launcher says."""
     if launched.elastic is not None:
         return int(os.environ["RANK"]), launched.elastic[1]
     slot = int(os.environ.get("REPLICA_GROUP_ID", "0"))
