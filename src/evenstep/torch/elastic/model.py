@@ -33,5 +33,11 @@ def summing(model: torch.nn.Module, reduce: Reduce) -> DistributedDataParallel:
     def hook(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         return reduce(bucket)
 
+    def no_sync() -> None:
+        raise ConfigError(
+            "every backward is summed while members come and go: leave out no_sync, and step on each batch"
+        )
+
     replica.register_comm_hook(None, hook)
+    replica.__dict__["no_sync"] = no_sync
     return replica

@@ -178,7 +178,8 @@ class ElasticSession:
                 "an elastic session has one loader: give it the training loader, and leave others as they are"
             )
         self._request = replace(self._request, loader=loader)
-        if self._launched.elastic is None and self._scheme.load.given_sizes is self._request.global_batch_size is None:
+        given = self._request.global_batch_size or self._scheme.load.given_sizes
+        if given is None and self._launched.elastic is None:
             raise ConfigError(
                 "the global batch must not depend on who is there: give ElasticSession a global_batch_size, the samples"
                 " of all replicas in a step"
