@@ -5,9 +5,10 @@
 Kill one of its processes meanwhile: the others go on with the same global batch, and it comes back.
 """
 
-import evenstep
 import torch
 from torch.utils.data import DataLoader, TensorDataset
+
+import evenstep
 
 torch.manual_seed(0)
 inputs = torch.randn(6_000, 16)

@@ -1,12 +1,15 @@
 """The quorum of torchft, as this package uses it: who is a member of the next step, sums over them, and the commit."""
 
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
 from torch.distributed import ReduceOp
 from torchft import Manager
 
 from evenstep.core.errors import ConfigError, EvenstepError
+
+_TRIES: Final = 5
+"""How often a replica asks for the quorum within its time."""
 
 
 class BrokenQuorumError(EvenstepError, RuntimeError):
@@ -38,9 +41,17 @@ class Quorum:
 
     def open(self) -> None:
         """Meet the other members, unless this has happened for this step; a replica that is behind gets the state."""
-        if not self._open:
-            self._manager.start_quorum()
-            self._open = True
+        if self._open:
+            return
+        for left in reversed(range(_TRIES)):
+            try:
+                self._manager.start_quorum(timeout=self._manager._quorum_timeout / _TRIES)
+                break
+            except (RuntimeError, TimeoutError):  # A request is lost with a Lighthouse that is started again.
+                self._manager._quorum_future = None
+                if not left:
+                    raise
+        self._open = True
 
     @property
     def step(self) -> int:
@@ -91,4 +102,6 @@ class Quorum:
         number = self._manager._quorum_id
         counts = bool(self._manager.should_commit())
         self._known = number if counts else -1
+        if not counts:  # Another member may wait for this one in a sum that has failed here: it fails there too then.
+            self._manager._pg.abort()
         return counts

@@ -17,9 +17,6 @@ from evenstep.launch.c10d import TCPStore
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.torch.elastic.session import ElasticOptions, ElasticSession
 
-_RETRIES = 20
-"""How often a replica looks for a Lighthouse that is gone before it gives up."""
-
 
 def prepare_replica(
     model: torch.nn.Module | tuple[torch.nn.Module, ...],
@@ -90,7 +87,6 @@ def manager_of(launched: LaunchSettings, timeout_seconds: float, device: str) ->
         lighthouse_addr=launched.lighthouse,
         replica_id=f"{socket.gethostname()}-{os.environ['RANK']}",
         hostname=host,
-        quorum_retries=_RETRIES,
     )
     manager._evenstep_store = store  # It lives as long as the manager.
     return manager

@@ -158,7 +158,7 @@ class ElasticSession:
         return optimizer
 
     def scheduler(self, scheduler: LRScheduler) -> LRScheduler:
-        """Send this scheduler's state to replicas that join; its `step` does nothing if the optimizer's did not count."""
+        """Send this scheduler's state to replicas that join; its `step` does nothing if the optimizer's does not."""
         window_scheduler(scheduler, lambda: self.counted)
         return self.carry(scheduler)
 
