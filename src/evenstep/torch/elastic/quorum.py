@@ -20,9 +20,6 @@ class BrokenQuorumError(EvenstepError, RuntimeError):
 class Quorum:
     """This replica in the quorum of torchft's `Manager`.
 
-    Attributes:
-        changed: Whether the members may be others than in the last step that counted.
-
     Raises:
         ConfigError: The manager finds the members during the forward pass, when the batch has been fetched already.
     """
@@ -35,9 +32,8 @@ class Quorum:
             )
         self._manager = manager
         self._open = False
-        self._known = (
-            -1
-        )  # torchft counts the quorums; one whose members, or their connections, are new has a new number.
+        # torchft counts the quorums: one whose members, or their connections, are new has a new number.
+        self._known = -1
 
     def open(self) -> None:
         """Meet the other members, unless this has happened for this step; a replica that is behind gets the state."""
@@ -65,6 +61,7 @@ class Quorum:
 
     @property
     def changed(self) -> bool:
+        """True if the members may be others than in the last step that counted."""
         return bool(self._manager._quorum_id != self._known)
 
     @property
