@@ -82,9 +82,25 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         if options.run_dir is not None:
             raise ConfigError("--resume names the run directory already: leave out --run-dir")
         options.run_dir = options.resume
+    _read_elastic(options)
     if options.start_from is not None:
         require_run_dir(options.start_from)
     return options
+
+
+def _read_elastic(options: argparse.Namespace) -> None:
+    """Make numbers of `--elastic`, and MAX workers if their number is not given."""
+    if options.elastic is None:
+        if options.lighthouse is not None:
+            raise ConfigError("--lighthouse is for elastic runs: give --elastic MIN:MAX too, or leave it out")
+        return
+    given: str = options.elastic
+    least, colon, most = given.partition(":")
+    if not (colon and least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
+        raise ConfigError(f"--elastic must be the fewest and the most replicas, such as 1:4, not {given!r}")
+    options.elastic = int(least), int(most)
+    if options.lighthouse is None and options.nproc_per_node == "1":
+        options.nproc_per_node = most
 
 
 def start(options: argparse.Namespace, *, marks: Path | None = None, survey_up_to: int | None = None) -> list[str]:
@@ -103,6 +119,8 @@ def start(options: argparse.Namespace, *, marks: Path | None = None, survey_up_t
         resume=options.resume is not None,
         heartbeat_seconds=options.heartbeat,
         marks=None if marks is None else str(marks),
+        elastic=options.elastic,
+        lighthouse=options.lighthouse,
     )
     if survey_up_to is not None:
         settings = structs.replace(settings, scheme=None, batch_sizes=None)
@@ -200,5 +218,17 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=HEARTBEAT_SECONDS,
         help="how long a worker or a parameter server may be silent before it is given up (default: %(default)g)",
+    )
+    add(
+        "--elastic",
+        metavar="MIN:MAX",
+        help="let up to MAX replicas come and go without a restart of the others, under torchft's quorum of at least"
+        " MIN; one that dies is started again (docs/elastic.md)",
+    )
+    add(
+        "--lighthouse",
+        metavar="ADDRESS",
+        help="the address of torchft's Lighthouse, for an elastic run on several hosts: http://host:29510 (default: one"
+        " is started)",
     )
     add("--json", action="store_true", help="print a summary of the run as the last line, as JSON")

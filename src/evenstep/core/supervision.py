@@ -17,6 +17,7 @@ _AT_ONCE: Final = -1.0
 _LEFT: Final = "left in the middle of an epoch"
 _VANISHED: Final = "ended with exit code 0 in the middle of an epoch"
 _LEFT_OVER: Final = "left over"
+_FRUITLESS: Final = 3
 
 
 @final
@@ -49,6 +50,8 @@ class _Worker:
     over: bool = False  # Its process has ended and is not restarted.
     failed: bool = False
     to_end: bool = False  # Its process is to be ended.
+    finished: bool = False  # Its process has ended with exit code 0.
+    fruitless: int = 0  # Of its processes, those in a row that failed before they came.
 
 
 class _Rule(NamedTuple):
@@ -68,6 +71,7 @@ class Supervision:
         workers: Number of workers; 0 if other launchers start some of them.
         kept: Whether keepers report how processes end. If not, the end of a connection counts as the end of a process.
         restarts: The number of times that a worker may be restarted.
+        elastic: Whether workers may come and go at any time; they have come once a step of theirs counted.
         together: Whether a failure ends or restarts all workers, as torchrun's agent does without servers.
         silent_seconds: How long a worker may be stopped while another one runs.
         timeout_seconds: How long a worker may keep others waiting in `prepare`.
@@ -85,6 +89,7 @@ class Supervision:
     workers: int
     kept: bool = True
     restarts: int = 0
+    elastic: bool = False
     together: bool = False
     silent_seconds: float = float("inf")
     timeout_seconds: float = float("inf")
@@ -106,7 +111,7 @@ class Supervision:
     _said: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._limit_seconds = self.alone_seconds
+        self._limit_seconds, self._begun = self.alone_seconds, self.elastic
         self._all = {worker: _Worker() for worker in range(self.workers)}
 
     # What the watchers report.
@@ -163,8 +168,11 @@ class Supervision:
         worker = ending.worker
         state = self._all.setdefault(worker, _Worker())
         state.to_end = False
+        state.fruitless = 0 if state.came else state.fruitless + 1
         if ending.asked_to_end:
+            state.over = state.over or self.elastic
             return
+        state.finished = not ending.failed
         if self.together:
             state.over = not ending.failed
             if ending.failed and ending.restarts < self.restarts:
@@ -201,7 +209,13 @@ class Supervision:
 
     def look(self, now: float, *, last: bool = False) -> list[str]:
         """The sentences to tell the user now; `last`: all workers have ended."""
-        rules = [*self._early(last=last), *self._restarted(last=last), *self._left_over(), *self._absent()]
+        rules = [
+            *self._early(last=last),
+            *self._restarted(last=last),
+            *self._left_over(),
+            *self._absent(),
+            *self._useless(),
+        ]
         self._since = {rule.name: self._since.get(rule.name, now) for rule in rules}
         for rule in rules:
             if now - self._since[rule.name] > rule.seconds:
@@ -287,6 +301,19 @@ class Supervision:
                 how = "ended with exit code 0 before it called prepare"
                 yield _Rule(f"{worker} over", _AT_ONCE, partial(self._stop, worker, how))
 
+    def _useless(self) -> Iterator[_Rule]:
+        """Rules for workers of an elastic run that would be alone, or never take a step."""
+        finished = any(state.finished for state in self._all.values())
+        for worker, state in self._all.items():
+            if not self.elastic or state.to_end or state.came or worker not in self._running:
+                continue
+            if finished:
+                how = "came when the others had finished, and is ended"
+                yield _Rule(f"{worker} late", _AT_ONCE, partial(self._end, worker, how))
+            elif state.fruitless >= _FRUITLESS:
+                how = f"failed {_FRUITLESS} times before its first step, and is not started again"
+                yield _Rule(f"{worker} fruitless", _AT_ONCE, partial(self._end, worker, how))
+
     def _end(self, worker: int, how: str) -> None:
         self._say(worker, how)
         self._all[worker].to_end = True
@@ -300,4 +327,8 @@ class Supervision:
 
     @property
     def _then(self) -> str:
-        return "; the others go on" if any(each.here and not each.over for each in self._all.values()) else ""
+        return (
+            "; the others go on"
+            if any((each.here or (self.elastic and each.came)) and not each.over for each in self._all.values())
+            else ""
+        )

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Self, final
+from typing import Final, Self, final
 
 import psutil
 from msgspec import structs
@@ -49,6 +49,9 @@ from evenstep.schemes import Served, parse_scheme
 from evenstep.telemetry.events import LauncherEvent, ServerFailed, ServersLost, ServersRestarted
 from evenstep.telemetry.recorder import line_of
 from evenstep.telemetry.say import say
+
+_ELASTIC_RESTARTS: Final = 10_000
+"""How often a replica is started again, unless `--max-restarts` says it; one that never takes a step is left sooner."""
 
 
 def launch(
@@ -86,6 +89,10 @@ def launch(
         command = _Command.of(arguments)
         workers = command.workers
         require_settings(settings, workers)
+        if settings.elastic is not None:
+            from evenstep.launch.lighthouse import require_elastic  # Few runs need it.
+
+            require_elastic(settings)
         if private:
             from evenstep.launch.private_network import private_network  # Few runs need it.
 
@@ -103,6 +110,8 @@ def launch(
             # starts the servers, and the death of a worker ends the run, as under torchrun.
             if served is not None and workers is not None:
                 return _run_with_servers(command, workers, settings, served, server_command, status_dir)
+            if settings.elastic is not None and workers is not None:
+                return _run_elastic(command, workers, settings, status_dir)
             supervision = Supervision(
                 workers=workers or 0,
                 restarts=command.config.max_restarts,
@@ -250,6 +259,29 @@ def _run_with_servers(
     how = {end.worker: str(end) for end in failures}
     how |= {worker: f"worker {worker} {lost}" for worker, lost in supervision.lost.items()}
     return [f"{each}; the others finished without it" for _, each in sorted(how.items())]
+
+
+def _run_elastic(command: _Command, workers: int, settings: LaunchSettings, status_dir: Path) -> list[str]:
+    """Run replicas that come and go under torchft's quorum; return the sentences about lost ones."""
+    from evenstep.launch.lighthouse import quorum_of  # torchft is an extra.
+
+    _end_on_signals()
+    run_dir = None if settings.run_dir is None else Path(settings.run_dir)
+    restarts = command.config.max_restarts or _ELASTIC_RESTARTS
+    silent_seconds = settings.heartbeat_seconds
+    supervision = Supervision(workers=workers, restarts=restarts, elastic=True, silent_seconds=silent_seconds)
+    marks = None if settings.marks is None else Path(settings.marks)
+    with quorum_of(settings) as address, Watch(status_dir, supervision, record=partial(_keep, run_dir), marks=marks):
+        os.environ.setdefault(
+            "TORCH_CPP_LOG_LEVEL", "ERROR"
+        )  # Of each replica, that its model may have unused parameters.
+        kept = command.under_keepers(status_dir, restarts=restarts)
+        _run_workers(kept, structs.replace(settings, lighthouse=address), status_dir, supervision)
+    ends = read_endings(status_dir)
+    failures = [each for each in failures_in(ends) if not each.asked_to_end]
+    if failures and all(each.failed for each in ends):
+        raise failure_of_all(ends, None)
+    return [f"{each}; the others finished without it" for each in failures]
 
 
 def _keep(run_dir: Path | None, event: LauncherEvent) -> None:

@@ -59,6 +59,8 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
         survey_up_to: The largest batch to try, if the run only measures the workers, at sizes that evenstep chooses.
         heartbeat_seconds: How long a worker or a server may be silent.
         marks: A folder in which each worker that calls `prepare` leaves a file.
+        elastic: The fewest and the most replicas, if they come and go under torchft's quorum.
+        lighthouse: The address of torchft's Lighthouse; None without one.
     """
 
     scheme: str | None = None
@@ -73,6 +75,13 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
     survey_up_to: int | None = None
     heartbeat_seconds: float = HEARTBEAT_SECONDS
     marks: str | None = None
+    elastic: tuple[int, int] | None = None
+    lighthouse: str | None = None
+
+    @property
+    def on_one_host(self) -> bool:
+        """True if the Lighthouse is the launcher's own, which only replicas of this host can reach."""
+        return self.lighthouse is not None and "://127." in self.lighthouse
 
     def asked_scheme(self, name: Callable[[str], str] = VARIABLES.__getitem__) -> Scheme | None:
         """Return the scheme that is asked for, by a scheme string or by batch sizes; None if none is.

@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from evenstep.cluster import Cluster
+from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.schemes import Scheme
 from evenstep.torch.costs import Cost
 from evenstep.torch.data.loader import PreparedLoader
@@ -103,27 +104,32 @@ def prepare(
         DisagreementError: The workers were started with different schemes, versions or data.
         WorkerLostError: Not all workers came within the timeout; the message names the missing ones.
     """
-    session = Session(
-        scheme,
-        global_batch_size=global_batch_size,
-        batch_sizes=batch_sizes,
-        seed=seed,
-        timeout=timeout,
-        run_dir=run_dir,
-        emulate=emulate,
-        process_group=process_group,
-        empty=empty,
-        partition=partition,
-        uneven=uneven,
-        weights=weights,
-        accumulation=accumulation,
-    )
+    options: dict[str, Any] = {
+        "scheme": scheme,
+        "global_batch_size": global_batch_size,
+        "batch_sizes": batch_sizes,
+        "seed": seed,
+        "run_dir": run_dir,
+        "emulate": emulate,
+        "process_group": process_group,
+        "empty": empty,
+        "partition": partition,
+        "uneven": uneven,
+        "weights": weights,
+        "accumulation": accumulation,
+    }
+    given = () if schedulers is None else tuple(schedulers) if isinstance(schedulers, list) else _each(schedulers)
+    launched = LaunchSettings.from_environment(os.environ)
+    if launched.elastic is not None:
+        from evenstep.torch.elastic.replica import prepare_replica  # torchft is an extra.
+
+        options |= {"comm_hook": comm_hook, "cost": cost}
+        return prepare_replica(model, optimizer, loader, given, launched, timeout, options)
+    session = Session(timeout=timeout, **options)
     several, multiple = isinstance(model, tuple), isinstance(optimizer, tuple)
     models = tuple(session.model(each, comm_hook=comm_hook) for each in _each(model))
     optimizers = tuple(session.optimizer(each) for each in _each(optimizer))
-    for scheduler in _each(
-        () if schedulers is None else tuple(schedulers) if isinstance(schedulers, list) else schedulers
-    ):
+    for scheduler in given:
         session.scheduler(scheduler)
     prepared = session.loader(loader, cost=cost)
     session.start()

@@ -90,8 +90,24 @@ class Tracker:
             return self._next_sizes(self.problem.epoch, self.problem.global_batch_size)
         return self._sizes
 
-    def shares(self, ledger: Ledger, *, epoch: int, depth: int, costs: EpochCosts | None = None) -> Lookahead:
-        """Return this worker's part of each slice of the epoch, as the policy plans; by `costs` if samples differ."""
+    def regroup(self, workers: Worker, policy: LoadPolicy, problem: Problem, limits: SizeLimits, number: int) -> None:
+        """From now on these are the workers, and the next iteration has this number."""
+        self.workers, self.policy, self.problem, self.limits = workers, policy, problem, limits
+        self._planned_for, self._number = None, number
+
+    def shares(
+        self,
+        ledger: Ledger,
+        *,
+        epoch: int,
+        depth: int,
+        costs: EpochCosts | None = None,
+        asked: Mapping[int, tuple[int, ...]] | None = None,
+    ) -> Lookahead:
+        """Return this worker's part of each slice of the epoch, as the policy plans; by `costs` if samples differ.
+
+        `asked` as in `Lookahead`.
+        """
         return Lookahead(
             ledger,
             worker=self.workers.rank,
@@ -99,6 +115,7 @@ class Tracker:
             depth=depth,
             minimum=self.smallest_batch,
             sharing=None if costs is None else self._sharing(costs),
+            asked=asked,
         )
 
     def sizes_in(self, epoch: int, global_batch_size: int) -> Callable[[], IntArray]:

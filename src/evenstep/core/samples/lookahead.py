@@ -1,7 +1,7 @@
 """The positions that one worker fetches ahead and those that it needs now, while the sizes keep changing."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -62,6 +62,7 @@ class Lookahead:
         minimum: The fewest samples that a worker can compute on.
         sharing: Divides slices by cost; sizes then count average samples. None if all samples cost alike.
         private: The parts of workers with data of their own, whose sizes are fixed. None if all share the data.
+        asked: By iteration, positions that this worker has requested already, for other workers' sizes.
 
     Attributes:
         misses: The number of positions that a change of sizes made this worker request in already requested slices.
@@ -77,6 +78,7 @@ class Lookahead:
         minimum: int = 1,
         sharing: CostSharing | None = None,
         private: PrivateParts | None = None,
+        asked: Mapping[int, tuple[int, ...]] | None = None,
     ) -> None:
         self._ledger = ledger
         self._decided = sizes
@@ -85,6 +87,7 @@ class Lookahead:
         self._minimum = minimum
         self._sharing = sharing
         self._private = private
+        self._asked = dict(asked or {})
         self._window: deque[_Planned] = deque()
         self.misses = 0
         self._unsettled = 0
@@ -109,7 +112,7 @@ class Lookahead:
             if cut is None:
                 return
             private, sizes = self._private, self._sizes_of(iteration, cut)
-            self._window.append(planned := _Planned(iteration, cut, sizes))
+            self._window.append(planned := _Planned(iteration, cut, sizes, asked=self._asked.pop(iteration, ())))
             if private is not None:
                 planned.need(private.positions(self._worker, iteration))
             elif self._sharing is not None:
@@ -183,6 +186,11 @@ class Lookahead:
             padding=sharing.costs.padding(positions),
             loads=sharing.loads(planned.cut, planned.owners, planned.sizes),
         )
+
+    @property
+    def asked(self) -> dict[int, tuple[int, ...]]:
+        """By iteration, the requested positions of the window, as far as what is fetched can be divided again."""
+        return {each.iteration: each.asked for each in self._window if each.asked and not each.whole}
 
     @property
     def owners(self) -> IntArray | None:

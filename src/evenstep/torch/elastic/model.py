@@ -1,0 +1,43 @@
+"""The model of a replica: its gradients are summed over the members of the quorum while backward computes."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torchft import DistributedDataParallel as OfTorchft
+from torchft.process_group import ProcessGroupDummy
+
+from evenstep.core.errors import ConfigError
+from evenstep.launch.c10d import GradBucket
+
+Reduce: TypeAlias = Callable[[GradBucket], torch.futures.Future[torch.Tensor]]
+
+
+def summing(model: torch.nn.Module, reduce: Reduce) -> DistributedDataParallel:
+    """Return the model in a DistributedDataParallel whose buckets `reduce` takes.
+
+    Raises:
+        ConfigError: It is torchft's own, whose hook would divide the gradients by the number of members.
+    """
+    if isinstance(model, OfTorchft):
+        raise ConfigError(
+            "the model is in torchft's DistributedDataParallel, which weighs all replicas alike: pass the plain model"
+        )
+    module = model.module if isinstance(model, DistributedDataParallel) else model
+    # As torchft does: the group is not used, and with unused parameters the buckets are never arranged anew, which
+    # would be different on a replica that joins later.
+    replica = DistributedDataParallel(module, process_group=ProcessGroupDummy(0, 1), find_unused_parameters=True)
+
+    # DDP insists on these names and annotations.
+    def hook(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return reduce(bucket)
+
+    def no_sync() -> None:
+        raise ConfigError(
+            "every backward is summed while members come and go: leave out no_sync, and step on each batch"
+        )
+
+    replica.register_comm_hook(None, hook)
+    replica.__dict__["no_sync"] = no_sync
+    return replica

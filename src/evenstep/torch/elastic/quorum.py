@@ -1,0 +1,104 @@
+"""The quorum of torchft, as this package uses it: who is a member of the next step, sums over them, and the commit."""
+
+from typing import Any, Final, final
+
+import torch
+from torch.distributed import ReduceOp
+from torchft import Manager
+
+from evenstep.core.errors import ConfigError, EvenstepError
+
+_TRIES: Final = 5
+"""How often a replica asks for the quorum within its time."""
+
+
+class BrokenQuorumError(EvenstepError, RuntimeError):
+    """A member was lost in a step, which therefore does not count; another step follows, with those that are left."""
+
+
+@final
+class Quorum:
+    """This replica in the quorum of torchft's `Manager`.
+
+    Raises:
+        ConfigError: The manager finds the members during the forward pass, when the batch has been fetched already.
+    """
+
+    def __init__(self, manager: Manager) -> None:
+        if manager._use_async_quorum:
+            raise ConfigError(
+                "sizes follow from the members, who must be known before a batch is fetched: give torchft's Manager"
+                " use_async_quorum=False"
+            )
+        self._manager = manager
+        self._open = False
+        # torchft counts the quorums: one whose members, or their connections, are new has a new number.
+        self._known = -1
+
+    def open(self) -> None:
+        """Meet the other members, unless this has happened for this step; a replica that is behind gets the state."""
+        if self._open:
+            return
+        for left in reversed(range(_TRIES)):
+            try:
+                self._manager.start_quorum(timeout=self._manager._quorum_timeout / _TRIES)
+                break
+            except (RuntimeError, TimeoutError):  # A request is lost with a Lighthouse that is started again.
+                self._manager._quorum_future = None
+                if not left:
+                    raise
+        self._open = True
+
+    @property
+    def step(self) -> int:
+        """The number of steps that counted."""
+        return int(self._manager.current_step())
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The rank of this replica among the members, and their number."""
+        return self._manager.participating_rank() or 0, self._manager.num_participants()
+
+    @property
+    def changed(self) -> bool:
+        """True if the members may be others than in the last step that counted."""
+        return bool(self._manager._quorum_id != self._known)
+
+    @property
+    def broken(self) -> bool:
+        """True if this step cannot count."""
+        return self._manager.errored() is not None
+
+    def sum(self, tensor: torch.Tensor) -> Any:
+        """Begin to add up this tensor over the members, in place; `wait` on what is returned, and look at `broken`."""
+        return self._manager.allreduce(tensor, reduce_op=ReduceOp.SUM)
+
+    def gather(self, content: bytes) -> list[bytes]:
+        """The contents of all members, by rank; all must call it together.
+
+        Raises:
+            BrokenQuorumError: A member was lost.
+        """
+        lengths = self._rows(torch.tensor([len(content)]))[:, 0].tolist()
+        row = torch.frombuffer(bytearray(content.ljust(max(lengths))), dtype=torch.uint8)
+        table: Any = self._rows(row).numpy()
+        return [each[:length].tobytes() for each, length in zip(table, lengths, strict=True)]
+
+    def _rows(self, row: torch.Tensor) -> torch.Tensor:
+        rank, count = self.place
+        table = torch.zeros((count, *row.shape), dtype=row.dtype)
+        table[rank] = row
+        self.sum(table).wait()
+        if self.broken:
+            raise BrokenQuorumError("a replica was lost while the members met")
+        return table
+
+    def commit(self) -> bool:
+        """End the step; returns whether it counts. If not, no state may have changed."""
+        self._open = False
+        number = self._manager._quorum_id
+        counts = bool(self._manager.should_commit())
+        self._known = number if counts else -1
+        if not counts:  # Another member may wait for this one in a sum that has failed here: it fails there too then.
+            self._manager._pg.abort()
+        return counts

@@ -1,0 +1,92 @@
+"""A replica under `evenstep run --elastic`: its manager, and what `prepare` returns there."""
+
+import logging
+import os
+import socket
+import warnings
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from torchft import Manager, ProcessGroupGloo, ProcessGroupNCCL
+
+from evenstep.core.errors import ConfigError
+from evenstep.launch.c10d import TCPStore
+from evenstep.launch.launch_settings import LaunchSettings
+from evenstep.torch.elastic.session import ElasticOptions, ElasticSession
+
+
+def prepare_replica(
+    model: torch.nn.Module | tuple[torch.nn.Module, ...],
+    optimizer: Any,
+    loader: DataLoader[Any],
+    schedulers: Sequence[Any],
+    launched: LaunchSettings,
+    timeout: float | None,
+    options: Mapping[str, Any],
+) -> tuple[Any, Any, Any]:
+    """Do what `prepare` does, for a replica that the launcher started.
+
+    Raises:
+        ConfigError: An option is not possible while members come and go.
+    """
+    others = [name for name, value in options.items() if name not in _POSSIBLE and value != _USUAL.get(name)]
+    if others:
+        raise ConfigError(
+            f"{others[0]} is not possible under evenstep run --elastic: leave it out, or run without --elastic"
+        )
+    models = model if isinstance(model, tuple) else (model,)
+    device = next(models[0].parameters()).device.type
+    chosen: Any = {name: value for name, value in options.items() if name in _POSSIBLE}
+    session = ElasticSession(manager_of(launched, launched.timeout_seconds(timeout), device), **chosen)
+    prepared = tuple(session.model(each) for each in models)
+    optimizers = optimizer if isinstance(optimizer, tuple) else (optimizer,)
+    stepping = tuple(session.optimizer(each) for each in optimizers)
+    for each in schedulers:
+        session.scheduler(each)
+    several, multiple = isinstance(model, tuple), isinstance(optimizer, tuple)
+    return prepared if several else prepared[0], stepping if multiple else stepping[0], session.loader(loader)
+
+
+_POSSIBLE = frozenset({"scheme", *ElasticOptions.__annotations__})
+_USUAL = {"empty": "copy", "uneven": "continue", "weights": "samples", "accumulation": 1}
+
+
+def manager_of(launched: LaunchSettings, timeout_seconds: float, device: str) -> Manager:
+    """Return torchft's manager of this replica, which is one process, with a store of its own.
+
+    Raises:
+        ConfigError: The script has made a process group of all replicas.
+    """
+    assert launched.elastic is not None
+    if torch.distributed.is_initialized():
+        raise ConfigError(
+            "a process group of all replicas does not outlive the first of them: under evenstep run --elastic leave out"
+            " init_process_group"
+        )
+    if not logging.getLogger("torchft").level:  # The launcher tells in a sentence who is lost.
+        logging.getLogger("torchft").setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", message="The given buffer is not writable")  # Of each state that is received.
+    timeout = timedelta(seconds=timeout_seconds)
+    host = "localhost" if launched.on_one_host else socket.gethostname()
+    store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    manager = Manager(
+        pg=(ProcessGroupNCCL if device == "cuda" else ProcessGroupGloo)(timeout=timeout),
+        load_state_dict=None,
+        state_dict=None,
+        min_replica_size=launched.elastic[0],
+        use_async_quorum=False,
+        timeout=timeout,
+        quorum_timeout=timeout,
+        rank=0,
+        world_size=1,
+        store_addr=host,
+        store_port=store.port,
+        lighthouse_addr=launched.lighthouse,
+        replica_id=f"{socket.gethostname()}-{os.environ['RANK']}",
+        hostname=host,
+    )
+    manager._evenstep_store = store  # It lives as long as the manager.
+    return manager

@@ -1,0 +1,55 @@
+"""`evenstep run --elastic`: replicas that die are named and started again, and the others go on."""
+
+import subprocess
+import sys
+
+import pytest
+from support.guard import GUARD_SECONDS
+
+from evenstep.cli import run
+from evenstep.core.errors import ConfigError
+
+SCRIPT = """
+import os, signal
+import torch
+import evenstep
+
+torch.manual_seed(0)
+inputs = torch.randn(4000, 4)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=4)
+model, optimizer, loader = evenstep.prepare(model, optimizer, loader)
+steps = members = 0
+for epoch in range(loader.epoch, 1):
+    for x, y in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        if os.environ["RANK"] == "0" and os.environ["EVENSTEP_RESTART"] == "0" and steps == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.step()
+        steps += 1
+print("finished", os.environ["RANK"], loader.session.step)
+"""
+
+
+@pytest.mark.multiprocess
+def test_a_replica_that_is_killed_is_named_and_the_run_goes_on(tmp_path):
+    pytest.importorskip("torchft")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "evenstep", "run", "--elastic", "1:2", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=GUARD_SECONDS, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "worker 0 was killed by SIGKILL; it is started again" in done.stderr
+    assert "finished 1 500" in done.stdout
+
+
+@pytest.mark.parametrize("given", ["2", "0:2", "3:2", "a:b"])
+def test_numbers_that_are_no_range_are_refused(given):
+    with pytest.raises(ConfigError, match="the fewest and the most replicas"):
+        run.parse(["--elastic", given, "train.py"])
+
+
+def test_a_lighthouse_is_for_elastic_runs():
+    with pytest.raises(ConfigError, match="--lighthouse is for elastic runs"):
+        run.parse(["--lighthouse", "http://host0:29510", "train.py"])
