@@ -107,7 +107,7 @@ class Own(Module):
     """`seen` has the numbers of the samples that count."""
 
     def training_step(self, batch, batch_idx):
-        share, rank = self.trainer.strategy._prepared.current, self.trainer.global_rank
+        share, rank = self.trainer.strategy._loader.prepared.current, self.trainer.global_rank
         self.seen.append(streams.numbers_of(batch[0][: share.samples], rank))
         return mse_loss(self.model(batch[0]), batch[1])
 

@@ -49,7 +49,6 @@ def test_cut_by_cost_it_is_the_mathematics_of_one_process(cost, num_workers):
         assert value["iterations"] == 8
         # No micro-batch costs more than 5 average samples, but for a sample that does.
         assert value["costliest"] <= max(5.0, COSTS.max() / COSTS.mean()) + 1e-6
-    assert len({value["largest"] for value in values}) > 1 or values[0]["largest"] > 5
 
 
 def test_worker_processes_change_nothing():
