@@ -50,6 +50,7 @@ class EvenstepStrategy(DDPStrategy):
         super().__init__(**others)
         self._session: Session | None = None
         self._prepared: PreparedLoader | None = None
+        self._loader: _TrainLoader | None = None
         self._saved: dict[str, Any] | None = None
 
     def setup_environment(self) -> None:
@@ -98,7 +99,8 @@ class EvenstepStrategy(DDPStrategy):
             return dataloader
         saved = self._saved if self._prepared is None else None
         self._prepared = _loader(self._session, dataloader)
-        return _TrainLoader(self._prepared, saved)
+        self._loader = _TrainLoader(self._prepared, saved)
+        return self._loader
 
     def on_train_start(self) -> None:
         fit_loop = self.lightning_module.trainer.fit_loop
@@ -112,6 +114,8 @@ class EvenstepStrategy(DDPStrategy):
                 "training_step takes dataloader_iter, so that evenstep cannot tell which batch it computes: take the"
                 f" batch {_PAGE}"
             )
+        assert self._loader is not None
+        self._loader.restore()
         begun = 0 < fit_loop.epoch_loop.batch_progress.current.ready < fit_loop.max_batches
         if self._saved is None and fit_loop.restarting and begun:
             raise ConfigError(
@@ -192,7 +196,7 @@ class EvenstepFabricStrategy(FabricDDPStrategy):
 class _TrainLoader:
     """The prepared loader as Lightning's Trainer sees it. The Trainer sets the epoch on its `sampler`.
 
-    The first loop continues from the `saved` state. The Trainer begins it before anything else if it has no length.
+    It continues from the `saved` state. The Trainer fetches from loaders without length before training starts.
     """
 
     def __init__(self, prepared: PreparedLoader, saved: dict[str, Any] | None) -> None:
@@ -200,10 +204,14 @@ class _TrainLoader:
         self._saved = saved
 
     def __iter__(self) -> Iterator[Any]:
+        self.restore()
+        yield from self._prepared
+
+    def restore(self) -> None:
+        """Continue from the saved state, once."""
         saved, self._saved = self._saved, None
         if saved is not None:
             self._prepared.load_state_dict(saved)
-        yield from self._prepared
 
     def __len__(self) -> int:
         return len(self._prepared)
