@@ -16,7 +16,6 @@ from support import lightning_checkpoints as checkpoints
 from support import lightning_habits as habits
 from support import lightning_scripts as scripts
 from support import lightning_windows as windows
-from support import streams
 
 from evenstep.integrations.lightning import EvenstepFabricStrategy, EvenstepStrategy
 from evenstep.telemetry import read_events
@@ -90,14 +89,15 @@ def test_each_sample_is_trained_on_once_an_epoch_in_batches_of_changing_sizes(fo
 
 @pytest.mark.parametrize("kind", ["tuples", "map"])
 def test_data_of_each_workers_own_are_the_mathematics_of_one_process(found, kind):
-    whole, resumed = ([value["own_data"][kind, again] for value in found] for again in (False, True))
-    seen = [value["seen"] for value in whole]
-    for count, own in zip(checkpoints.COUNTS, seen, strict=True):
-        assert sorted(chain(*own)) == sorted([*range(count)] * 2)
-    assert [value["seen"] for value in resumed] == [own[4:] for own in seen]
-    expected = streams.train_alone(habits.RUN, checkpoints.COUNTS, [[own] for own in seen])
-    for value in (*whole, *resumed):
-        np.testing.assert_allclose(value["weights"], expected, rtol=0, atol=1e-10)
+    first, *resumed = ([value["own_data"][kind, name] for value in found] for name in (None, "step=4", "after"))
+    epoch = [value["seen"] for value in first]
+    for values, before in zip(resumed, (4, None), strict=True):
+        batches = [[*own[:before], *value["seen"]] for own, value in zip(epoch, values, strict=True)]
+        for count, own in zip(checkpoints.COUNTS, batches, strict=True):
+            assert sorted(chain(*own)) == sorted([*range(count)] * 2)
+        (expected,) = results(run_workers(checkpoints.own_data_alone, 1, batches))
+        for value in values:
+            np.testing.assert_allclose(value["weights"], expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(

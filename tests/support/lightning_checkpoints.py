@@ -2,6 +2,7 @@
 
 import warnings
 
+import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.distributed.fsdp import fully_shard
@@ -119,12 +120,20 @@ def own_data(world):
     """Streams and private datasets, from the beginning and from within an epoch; what each worker got."""
     rank, found = dist.get_rank(), {}
     for kind, asked in (("tuples", {}), ("map", {"partition": "private"})):
-        callback = kept(world, kind, 4)
-        for path in (None, f"{world.folder}/{kind}/step=4.ckpt"):
-            module, trainer = Own(), world.trainer(asked, max_epochs=2, callbacks=[] if path else [callback])
+        for name, begins in ((None, 1), ("step=4", 2), ("after", 2)):
+            callbacks, path = ([], f"{world.folder}/{kind}/{name}.ckpt") if name else ([kept(world, kind, 4)], None)
+            module, trainer = Own(), world.trainer(asked, max_epochs=begins, callbacks=callbacks)
             trainer.fit(module, streams.loader_of(kind, rank, COUNTS[rank]), ckpt_path=path)
-            found[kind, path is not None] = {"seen": module.seen, "weights": module.weights}
+            if name is None:
+                trainer.save_checkpoint(f"{world.folder}/{kind}/after.ckpt")
+            found[kind, name] = {"seen": module.seen, "weights": module.weights}
     return found
+
+
+def own_data_alone(batches):
+    """The weights of one process on the union of what each worker got."""
+    torch.set_default_dtype(torch.float64)
+    return streams.train_alone(RUN, COUNTS, [[own] for own in batches])
 
 
 # Mistakes.

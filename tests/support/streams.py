@@ -1,6 +1,7 @@
 """Workers that each read a stream, or a dataset, of their own, for `run_workers`."""
 
 import io
+import warnings
 
 import numpy as np
 import torch
@@ -205,6 +206,34 @@ def leave_alone(late):
             step(model, optimizer, rows, targets)
             if leaves:
                 break
+
+
+class Shuffled(Stream):
+    """Its order is drawn from the script's random numbers."""
+
+    def __iter__(self):
+        self.rows = self.rows[torch.randperm(len(self.rows))]
+        yield from super().__iter__()
+
+
+def resume_in_another_order():
+    """The warnings of a run that goes on with a stream whose order no seed fixes; and of one whose order is fixed."""
+    told, kept = [], None
+    for kind in (Shuffled, Stream):
+        for resumes in (False, True):
+            rows = rows_of(dist.get_rank(), 20)
+            model, optimizer, loader = prepared(DataLoader(kind(rows), batch_size=4))
+            with loader, warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                if resumes:
+                    loader.load_state_dict(kept)
+                for inputs, targets in loader:
+                    step(model, optimizer, inputs, targets)
+                    if not resumes and loader.iteration == 2:
+                        kept = loader.state_dict()
+                        break
+            told.append([str(each.message) for each in caught])
+    return told
 
 
 def begin_alike():

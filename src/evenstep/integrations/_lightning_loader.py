@@ -32,8 +32,8 @@ class TrainLoader:
 
     With `accumulation` batches of each worker in a step on average, the Trainer sees a step as so many places on every
     worker. A worker has one batch at each of the first places, none at some (a copy of its last batch stands there) if
-    it has fewer batches, and all that are left at the last place, where the workers sum gradients. The first loop
-    continues from the `saved` state. The Trainer begins it before anything else if it has no length.
+    it has fewer batches, and all that are left at the last place, where the workers sum gradients. It continues from
+    the `saved` state. The Trainer fetches from loaders without length before training starts.
 
     Attributes:
         prepared: The session's loader.
@@ -50,9 +50,7 @@ class TrainLoader:
         self._logged = 0
 
     def __iter__(self) -> Iterator[Any]:
-        saved, self._saved = self._saved, None
-        if saved is not None:
-            self.prepared.load_state_dict(saved)
+        self.restore()
         if self.accumulation == 1:
             yield from self.prepared
             return
@@ -64,6 +62,12 @@ class TrainLoader:
                     yield copy.deepcopy(batch)  # Hooks may change it.
                 self.idle = False
                 yield batch
+
+    def restore(self) -> None:
+        """Continue from the saved state, once."""
+        saved, self._saved = self._saved, None
+        if saved is not None:
+            self.prepared.load_state_dict(saved)
 
     def __len__(self) -> int:
         return len(self.prepared) * self.accumulation

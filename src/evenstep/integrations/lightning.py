@@ -137,6 +137,7 @@ class EvenstepStrategy(DDPStrategy):
                 f" batch {PAGE}"
             )
         assert loader is not None
+        loader.restore()
         _meet_between_steps(fit_loop.epoch_loop, loader)
         begun = 0 < fit_loop.epoch_loop.batch_progress.current.ready < fit_loop.max_batches
         if self._saved is None and fit_loop.restarting and begun:

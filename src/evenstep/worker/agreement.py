@@ -190,7 +190,11 @@ def tell(check: Callable[[], _Told], exchange: Exchange) -> tuple[_Told, list[di
 
 def _sentence(failure: Exception | None) -> str:
     """Return the sentence for the other workers; an error of a user's dataset or sampler needs its type."""
-    return str(failure) if isinstance(failure, ConfigError) else f"{type(failure).__name__}: {failure}"
+    if isinstance(failure, ConfigError):
+        return str(failure)
+    first, *_, last = (str(failure).strip() or " ").splitlines() * 2
+    # In between is the traceback of a data worker.
+    return f"{type(failure).__name__}: {first}" + (f" {last}" if last != first else "")
 
 
 def _problem_of(

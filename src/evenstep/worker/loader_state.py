@@ -23,9 +23,9 @@ class LoaderState(msgspec.Struct, frozen=True, kw_only=True):
     """The position of a run: `iteration` of `epoch`, whether in a loop, and the speeds behind the sizes (`load`).
 
     `length` is the length of an epoch, over all workers; `lengths` are the lengths of the workers' datasets if they are
-    private. `taken` are the samples that each worker has taken in the epoch, where each draws from data of its own;
-    `length` is then 0 before the epoch is over. `order` is the order of the epoch if a user's sampler drew it, which
-    may not draw it again. `ends` are the ends of the lists of a batch sampler.
+    private. `taken` are the samples that each worker has taken in the epoch, where each draws from data of its own, and
+    `firsts` checksums of each one's first; `length` is then 0 before the epoch is over. `order` is the order of the
+    epoch if a user's sampler drew it, which may not draw it again. `ends` are the ends of the lists of a batch sampler.
     """
 
     version: Literal[1] = 1
@@ -39,6 +39,7 @@ class LoaderState(msgspec.Struct, frozen=True, kw_only=True):
     order: list[_Count] | None
     ends: list[_Count] | None = None
     taken: list[_Count] | None = None
+    firsts: list[_Count] | None = None
     load: dict[str, Any]
 
 

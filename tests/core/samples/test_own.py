@@ -146,10 +146,12 @@ def test_data_that_cannot_be_trained_on_are_refused():
 
 def test_workers_that_meet_are_at_the_same_place_and_read_unlike_samples():
     def meet(firsts, **other):
-        records = [{"epoch": 1, "iteration": 2, "word": 7 + rank, "first": each} for rank, each in enumerate(firsts)]
+        common = {"epoch": 1, "iteration": 2, "vouches": False}
+        records = [{**common, "word": 7 + rank, "first": each} for rank, each in enumerate(firsts)]
         return words_of([*records[:-1], {**records[-1], **other}]).tolist()
 
     assert [meet(firsts) for firsts in ([5], [5, 6], [0, 0])] == [[7], [7, 8], [7, 8]]
+    assert meet([5, 5], vouches=True) == [7, 8]
     for firsts, who in (([5, 5, 5], "workers 0, 1 and 2"), ([4, 5, 6, 5], "workers 1 and 3")):
         with pytest.raises(ConfigError, match=f"the loaders of {who} began with the same samples"):
             meet(firsts)

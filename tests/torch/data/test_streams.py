@@ -106,6 +106,12 @@ def test_a_worker_that_leaves_its_loop_alone_is_named_long_before_the_timeout(la
         )
 
 
+def test_a_stream_that_is_read_again_in_another_order_is_noticed():
+    for warned in results(run_workers(streams.resume_in_another_order, 2)):
+        assert [len(each) for each in warned] == [0, 1, 0, 0]
+        assert warned[1][0].startswith("the loader begins with other samples than when the state was taken; ")
+
+
 def test_parts_that_begin_alike_may_be_trained_on_by_those_who_say_so():
     assert results(run_workers(streams.begin_alike, 2)) == [4, 4]
 

@@ -165,17 +165,17 @@ def words_of(records: Sequence[Mapping[str, Any]]) -> IntArray:
     """The words of workers that met, int64 of shape [workers].
 
     Args:
-        records: By rank, the `epoch`, the `iteration` and the `word`, and as `first` a checksum of the worker's first
-            samples in the epoch; 0 if that is unknown, or may be the same as another worker's.
+        records: By rank, the `epoch`, the `iteration` and the `word`, as `first` a checksum of the worker's first
+            samples in the epoch, or 0 if it is unknown, and whether its script `vouches` for them.
 
     Raises:
         DisagreementError: They are not at the same place.
-        ConfigError: Two of them read the same.
+        ConfigError: Two of them read the same, and no script vouches for it.
     """
     require_agreement(records, _PLACE)
     firsts = [record["first"] for record in records]
     alike = [rank for rank, first in enumerate(firsts) if first and firsts.count(first) > 1]
-    if alike:
+    if alike and not any(record["vouches"] for record in records):
         same = [rank for rank in alike if firsts[rank] == firsts[alike[0]]]
         raise ConfigError(
             f"the loaders of {name_workers(same)} began with the same samples, so these would count more than once:"

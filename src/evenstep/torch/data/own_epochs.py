@@ -1,5 +1,6 @@
 """A loader's progress where each worker has data of its own: its epochs, what was taken, and the state to save."""
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, final
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
     from evenstep.torch.agree import Terms
     from evenstep.torch.data.order import EpochOrder
 
+_ANOTHER_ORDER: Final = (
+    "the loader begins with other samples than when the state was taken; unless only a random augmentation makes them"
+    " differ, some samples of the epoch come again and others not at all: let the dataset draw its order from a seed"
+    " and the epoch (set_epoch), not from the script's random numbers, and keep batch_size and num_workers"
+)
 _BLOCK: Final = 2**16
 """The indices that are looked up at once."""
 
@@ -48,7 +54,9 @@ class OwnEpochs:
         self.order: EpochOrder = terms.order
         self.global_batch_size = terms.global_batch_size
         self._stops = terms.own == "stop"
-        self._told_private = terms.told_private
+        self._vouched = terms.told_private
+        self._firsts: list[int] | None = None
+        """Checksums of the workers' first samples in the epoch, once they have met."""
         self._source = source
         self._engine = engine
         self._number = number
@@ -71,6 +79,8 @@ class OwnEpochs:
         self.let_go()
         resuming, engine, rank = self.at.begin(again=again), self._engine, self._engine.workers.rank
         taken = self._resumes_after if resuming else np.zeros_like(self._resumes_after)
+        if not resuming:
+            self._firsts = None
         data = self._data(int(taken[rank]))
         tracker, workers = engine.tracker, engine.workers
 
@@ -82,11 +92,15 @@ class OwnEpochs:
             def read() -> _Told:
                 data.skip(int(taken[rank]))
                 data.read(until)
-                first = 0 if taken.any() or self._told_private else data.checksum
                 place = {"epoch": self.at.epoch, "iteration": shares.iteration}
-                return _Told({**place, "word": data.word, "first": first})
+                return _Told({**place, "word": data.word, "first": data.checksum, "vouches": self._vouched})
 
-            return words_of(tell(read, exchange)[1])
+            records = tell(read, exchange)[1]
+            words, known = words_of(records), self._firsts
+            self._firsts = [each["first"] for each in records]
+            if known is not None and 0 != known[rank] != data.checksum != 0:
+                warnings.warn(_ANOTHER_ORDER, stacklevel=2)
+            return words
 
         shares = OwnShares(
             worker=rank,
@@ -144,6 +158,7 @@ class OwnEpochs:
             global_batch_size=self.global_batch_size,
             order=None,
             taken=taken.tolist(),
+            firsts=self._firsts,
             load=tracker.state_dict(),
         )
 
@@ -164,6 +179,7 @@ class OwnEpochs:
         self.let_go()
         self._loop = None
         self._resumes_after = np.array(saved.taken, dtype=np.int64)
+        self._firsts = None if saved.length else saved.firsts
         self.at.restore(saved, saved.iteration if saved.length else UNLIMITED)
 
     def let_go(self) -> None:
