@@ -68,6 +68,7 @@ JUDGES = {
     "group_accuracy": (*UPDATES, "core/groups", "server/group"),
     "group_rates": ("core/sync/rate.py",),
     "integrations": (*SIZES, *WORKERS, *WRAPPERS),
+    "elastic": ("torch/elastic", *SIZES, *WORKERS),
     "accumulation": ("benchmarks/integrations.py", *SIZES, *WORKERS, *WRAPPERS),
     "streams": ("benchmarks/integrations.py", *SIZES, *WORKERS, "core/samples/own.py", "torch/data"),
     "integrations_parity": (*WORKERS, *WRAPPERS, "integrations/ray.py"),

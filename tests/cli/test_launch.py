@@ -90,6 +90,8 @@ def test_the_workers_get_the_options_and_the_script_its_arguments(tmp_path, monk
             "servers": [],
             "heartbeat_seconds": 20.0,
             "survey_up_to": None,
+            "elastic": None,
+            "lighthouse": None,
         }
         assert {name: each[name] for name in VARIABLES.values()} == {
             "EVENSTEP_SCHEME": "bsp",
