@@ -417,6 +417,18 @@ def evaluate_in_between(run, make, batch):
 # Checkpoints.
 
 
+def resumed_from(folder, run, batch, accelerator, make, steps):
+    """The weights after the rest of the epoch and one more, in new objects."""
+    accelerator.free_memory()
+    resumed = make()
+    model, optimizer, loader = resumed.prepare(*parts(run, batch))
+    resumed.load_state(folder)
+    resumed.wait_for_everyone()
+    train(resumed, model, optimizer, resumed.skip_first_batches(loader, steps))
+    train(resumed, model, optimizer, loader)
+    return weights(model)
+
+
 def save_and_resume(run, make, batch, steps=4):
     """Into new objects, in the middle of an epoch, and once more at its end."""
     with tempfile.TemporaryDirectory() as mine:
@@ -432,14 +444,7 @@ def save_and_resume(run, make, batch, steps=4):
             names = list(accelerate.utils.load(os.path.join(shared[0], "model.safetensors")))
             assert sorted(names) == sorted(model_of(run).state_dict())
         accelerator.wait_for_everyone()
-        accelerator.free_memory()
-        resumed = make()
-        model, optimizer, loader = resumed.prepare(*parts(run, batch))
-        resumed.load_state(shared[0])
-        resumed.wait_for_everyone()
-        train(resumed, model, optimizer, resumed.skip_first_batches(loader, steps))
-        train(resumed, model, optimizer, loader)
-        return weights(model)
+        return resumed_from(shared[0], run, batch, accelerator, make, steps)
 
 
 def not_resumed(run, make, batch):
@@ -492,14 +497,7 @@ def resume_whole_batches(run, make, batch):
         train(accelerator, model, optimizer, batches, after=lambda: steps.append(accelerator.sync_gradients))
         accelerator.save_state(shared[0])
         accelerator.wait_for_everyone()
-        accelerator.free_memory()
-        resumed = make()
-        model, optimizer, loader = resumed.prepare(*parts(run, batch))
-        resumed.load_state(shared[0])
-        resumed.wait_for_everyone()
-        train(resumed, model, optimizer, resumed.skip_first_batches(loader, len(steps)))
-        train(resumed, model, optimizer, loader)
-        return weights(model)
+        return resumed_from(shared[0], run, batch, accelerator, make, len(steps))
 
 
 EXACT = (

@@ -137,12 +137,8 @@ def replica(run, slot, life, lighthouse, all_here, coming, folder):
 def fail(fault):
     if fault in ("kill", "stop"):
         os.kill(os.getpid(), signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
-    if fault == "hang":
-        time.sleep(10_000)
     if fault == "raise":
         raise RuntimeError("a fault of the script")
-    if fault == "exit":
-        os._exit(3)
 
 
 def run_replicas(run, *, restarts=1) -> Outcome:

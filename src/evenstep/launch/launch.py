@@ -50,8 +50,8 @@ from evenstep.telemetry.events import LauncherEvent, ServerFailed, ServersLost, 
 from evenstep.telemetry.recorder import line_of
 from evenstep.telemetry.say import say
 
-_ELASTIC_RESTARTS: Final = 10_000
-"""How often a replica is started again, unless `--max-restarts` says it; one that never takes a step is left sooner."""
+_ELASTIC_RESTARTS: Final = 100
+"""How often a replica is started again, unless `--max-restarts` says it: a mistake in the script must end at last."""
 
 
 def launch(

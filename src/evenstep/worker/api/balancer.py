@@ -304,8 +304,8 @@ def _check(scheme: Scheme, *, averages: bool) -> Mapping[str, Any]:
             f"the scheme {scheme.name!r} averages weights and not gradients: let the loop do so where share.average"
             " says it, and give averages=True, or use another scheme"
         )
-    if scheme.outer is not None:
-        raise ConfigError(f"the outer optimizer of {scheme.name!r} runs on PyTorch only: use local-sgd here")
+    if scheme.outer is not None or scheme.steps != "equal":
+        raise ConfigError(f"the steps of {scheme.name!r} run on PyTorch only: use local-sgd here")
     if scheme.micro_batch is not None:
         raise ConfigError(
             "a Balancer hands out whole shares: leave out micro_batch, cut each share as you like, and give multiple="
