@@ -156,7 +156,7 @@ class Running:
         source, terms = self._loaders[loader.number]
         shares = engine.shares if self._surveyor is None else self._surveyor.shares
         if terms.lengths is not None:
-            shares = partial(engine.tracker.private_shares, terms.lengths)
+            shares = partial(engine.tracker.shares, lengths=terms.lengths)
         surveyed = self._surveyor is not None
         loader.bind(source, Bound(terms=terms, scheme=scheme, engine=engine, shares=shares, surveyed=surveyed))
 

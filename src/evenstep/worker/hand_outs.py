@@ -140,13 +140,15 @@ class HandOuts:
     def put(self, batch: HandedOut) -> bool:
         """Add a batch that is handed out; return True if it becomes current at once."""
         now = self.in_hand
-        self.ask()
         if self.ahead or (now is not None and not (self._sure and (now.closed or now.finished))):
+            self.ask()
             if now is not None and now.origin is not batch.origin and self._done_with(batch.origin):
                 batch.origin.batch = batch
             self.ahead.append(batch)
             return False
-        self._leave_behind(now)
+        if now is not None:
+            self._told = self._told and not now.passed  # As in `ask`.
+            self._leave_behind(now)
         self.in_hand = batch.origin.batch = batch
         return True
 
