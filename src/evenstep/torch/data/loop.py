@@ -46,7 +46,6 @@ class Bound:
     terms: "Terms"
     scheme: "Scheme"
     engine: Engine
-    shares: Callable[..., Shares]
     surveyed: bool
 
 
@@ -320,8 +319,9 @@ class BatchLoop(ABC):
         costs = None if bound.terms.costs is None else EpochCosts(bound.terms.costs, drawn.indices)
         size, fewest = bound.scheme.micro_batch, bound.terms.needed_batch
         cut = None if size is None else partial(micro_batches, size=size, costs=costs, fewest=fewest)
-        given = {} if costs is None else {"costs": costs}
-        shares = bound.shares(ledger, epoch=self._at.epoch, depth=bound.terms.depth, **given)
+        more = {"costs": costs, "lengths": bound.terms.lengths}
+        given = {name: each for name, each in more.items() if each is not None}
+        shares = bound.engine.shares(ledger, epoch=self._at.epoch, depth=bound.terms.depth, **given)
         return ledger, shares, self._maker(shares, drawn), cut
 
     def _warn_of_nothing(self) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from evenstep.core.errors import ConfigError, EvenstepError
-from evenstep.core.samples import EpochCosts, Ledger, Share, Shares, Window
+from evenstep.core.samples import Share, Shares, Window
 from evenstep.torch.engines.traces import Inputs, tensors_of
 from evenstep.torch.processes.liveness import Liveness, explained
 from evenstep.torch.processes.workers import Workers
@@ -47,6 +47,8 @@ class Engine(ABC):
         self.workers = workers
         self.tracker = tracker
         self.hand_outs = HandOuts()
+        self.shares: Callable[..., Shares] = tracker.shares
+        """Plans this worker's shares of an epoch. Servers and `evenstep plan` put another plan in its place."""
         self.checkpoints: dict[Path, Any] = {}
         """State of `evenstep.checkpoint` per folder, kept until the run ends."""
         self._liveness = liveness
@@ -100,10 +102,6 @@ class Engine(ABC):
     @abstractmethod
     def enter_loader(self) -> None:
         """Called when the script asks for the next batch; it may not have computed the last one."""
-
-    def shares(self, ledger: Ledger, *, epoch: int, depth: int, costs: EpochCosts | None = None) -> Shares:
-        """This worker's shares of an epoch that starts at the ledger's position; by `costs` if samples have them."""
-        return self.tracker.shares(ledger, epoch=epoch, depth=depth, costs=costs)
 
     def hand_out(self, batch: HandedOut) -> None:
         """Note that a batch is handed out. It begins now if the one before is finished."""
