@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast, final
 
 import msgspec
 from torch.utils.data import DataLoader
@@ -24,7 +24,6 @@ from evenstep.worker.tracker import Tracker
 if TYPE_CHECKING:
     from evenstep.schemes import Scheme
     from evenstep.torch.agree import Terms
-    from evenstep.torch.session import Session
 
 
 CLOSED: Final = (
@@ -36,6 +35,33 @@ Maker: TypeAlias = Callable[[Share, Share], Any]
 """Makes the batch of this part of a share."""
 Cutter: TypeAlias = Callable[[Share], list[Share]]
 """Cuts a share into the batches that are computed one after the other."""
+
+
+class LoaderOwner(Protocol):
+    """The session of a loader, which it asks for what it cannot know alone. `closed`: it has ended."""
+
+    closed: bool
+
+    def start_with(self, loader: "BatchLoop", /) -> None:
+        """Bind this loader."""
+
+    def follow(self, loader: "BatchLoop", /) -> None:
+        """Make the next loop of this loader that of the others, if it has joined them late."""
+
+    def expected_batch_size(self, loader: DataLoader[Any], /) -> int:
+        """The samples of an iteration."""
+
+    def expected_length(self, loader: DataLoader[Any], /) -> int:
+        """The iterations of an epoch."""
+
+    def draws_own(self, loader: DataLoader[Any], /) -> bool:
+        """True if each worker draws from data of its own."""
+
+    def close(self) -> None:
+        """End the run of this worker."""
+
+    def __exit__(self, *exception: Any) -> None:
+        """Like `close`."""
 
 
 @final
@@ -58,7 +84,7 @@ class BatchLoop(ABC):
         cost: The costs of the samples, as the user gave them; None if all samples cost the same.
     """
 
-    def __init__(self, source: DataLoader[Any], session: "Session", number: int, cost: object = None) -> None:
+    def __init__(self, source: DataLoader[Any], session: LoaderOwner, number: int, cost: object = None) -> None:
         self.cost = cost
         self.surveyed = False
         self._session = session
@@ -168,9 +194,15 @@ class BatchLoop(ABC):
     @property
     def epoch(self) -> int:
         """The epoch of the current loop; between loops, the epoch of the next."""
+        self._session.follow(self)
         if self._at.looping or (self._peeked and not self._at.chosen):
             return self._at.epoch
         return self._at.next_epoch
+
+    @property
+    def next_position(self) -> tuple[int, int] | None:
+        """The epoch and iteration at which the next loop begins, None inside a loop; for evenstep's own use."""
+        return None if self._at.looping else (self._at.next_epoch, self._at.resume or 0)
 
     @property
     def _peeked(self) -> bool:
@@ -361,7 +393,7 @@ class BatchLoop(ABC):
         """Iterations of the epoch that have begun; a resumed run fetches the batches ahead of them again."""
         batch, ahead = self._batch, self.engine.hand_outs.ahead
         waits = batch is not None and any(each.origin is self._origin and each is not batch for each in ahead)
-        return batch.done if batch is not None and waits else self._at.done
+        return batch.done if batch is not None and waits else self._at.done - self.engine.uncounted
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from where `state_dict` was called. Its global batch size and seed win, with a warning.

@@ -61,8 +61,12 @@ class Quorum:
 
     @property
     def changed(self) -> bool:
-        """True if the members may be others than in the last step that counted."""
+        """True if the members may be others than those that have settled."""
         return bool(self._manager._quorum_id != self._known)
+
+    def settled(self) -> None:
+        """Note that the members have settled what they compute."""
+        self._known = self._manager._quorum_id
 
     @property
     def broken(self) -> bool:
@@ -73,21 +77,20 @@ class Quorum:
         """Begin to add up this tensor over the members, in place; `wait` on what is returned, and look at `broken`."""
         return self._manager.allreduce(tensor, reduce_op=ReduceOp.SUM)
 
-    def gather(self, content: bytes) -> list[bytes]:
-        """The contents of all members, by rank; all must call it together.
+    def table(self, row: torch.Tensor) -> torch.Tensor:
+        """A table with this row at the rank of this replica, shape [members, ...]; `sum` fills in the others."""
+        rank, count = self.place
+        table = torch.zeros((count, *row.shape), dtype=row.dtype)
+        table[rank] = row
+        return table
+
+    def rows(self, row: torch.Tensor) -> torch.Tensor:
+        """The rows of all members, stacked by rank; all must call it together.
 
         Raises:
             BrokenQuorumError: A member was lost.
         """
-        lengths = self._rows(torch.tensor([len(content)]))[:, 0].tolist()
-        row = torch.frombuffer(bytearray(content.ljust(max(lengths))), dtype=torch.uint8)
-        table: Any = self._rows(row).numpy()
-        return [each[:length].tobytes() for each, length in zip(table, lengths, strict=True)]
-
-    def _rows(self, row: torch.Tensor) -> torch.Tensor:
-        rank, count = self.place
-        table = torch.zeros((count, *row.shape), dtype=row.dtype)
-        table[rank] = row
+        table = self.table(row)
         self.sum(table).wait()
         if self.broken:
             raise BrokenQuorumError("a replica was lost while the members met")
@@ -96,9 +99,8 @@ class Quorum:
     def commit(self) -> bool:
         """End the step; returns whether it counts. If not, no state may have changed."""
         self._open = False
-        number = self._manager._quorum_id
         counts = bool(self._manager.should_commit())
-        self._known = number if counts else -1
         if not counts:  # Another member may wait for this one in a sum that has failed here: it fails there too then.
+            self._known = -1
             self._manager._pg.abort()
         return counts
