@@ -44,8 +44,8 @@ def open_tracker(
     """Make the tracker of this worker's iterations, with all that it keeps of the run.
 
     Events go to the `folder`, which is the script's argument (`by_argument`) or the environment's, as errors say.
-    `threads` compute; `memory` learns this worker's largest batch, if it can be learned; `lags` as in `Tracker`.
-    Where workers come and go, this one records as number `slot`, and keeps no sizes for the next start.
+    `threads` compute; `memory` learns this worker's largest batch, if it can be learned; `lags` as in `Tracker`. If
+    workers come and go, this one records as number `slot`, and keeps no sizes for the next start.
     """
     scheme, records, hold, clock, rank = agreed.scheme, agreed.workers, agreed.own.hold, time.perf_counter, worker.rank
     forecasts, number = scheme.load.uses_forecasts, rank if slot is None else slot

@@ -10,9 +10,13 @@ from evenstep.core.samples import Drawn, Shares
 from evenstep.torch.data.batch_maker import BatchMaker
 from evenstep.torch.data.batches import Batches
 from evenstep.torch.data.fetch import ProcessFetcher, Requests, inner_loader, pinned, pins
-from evenstep.torch.data.loop import LoaderOwner, Maker
+from evenstep.torch.data.loop import Maker
 from evenstep.torch.data.own_epochs import OwnEpochs
 from evenstep.torch.data.randomness import mixed
+
+if TYPE_CHECKING:
+    from evenstep.torch.elastic.session import ElasticSession
+    from evenstep.torch.session import Session
 
 
 @final
@@ -29,7 +33,9 @@ class PreparedLoader(Batches):
         surveyed: Whether `evenstep plan` measures the workers here; nothing should be saved or restored then.
     """
 
-    def __init__(self, source: DataLoader[Any], session: LoaderOwner, number: int, cost: object = None) -> None:
+    def __init__(
+        self, source: DataLoader[Any], session: "Session | ElasticSession", number: int, cost: object = None
+    ) -> None:
         super().__init__(source, session, number, cost)
         self._requests = Requests()
         self._inner: DataLoader[Any] | None = None

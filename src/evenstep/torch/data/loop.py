@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast, final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast, final
 
 import msgspec
 from torch.utils.data import DataLoader
@@ -24,6 +24,8 @@ from evenstep.worker.tracker import Tracker
 if TYPE_CHECKING:
     from evenstep.schemes import Scheme
     from evenstep.torch.agree import Terms
+    from evenstep.torch.elastic.session import ElasticSession
+    from evenstep.torch.session import Session
 
 
 CLOSED: Final = (
@@ -35,33 +37,6 @@ Maker: TypeAlias = Callable[[Share, Share], Any]
 """Makes the batch of this part of a share."""
 Cutter: TypeAlias = Callable[[Share], list[Share]]
 """Cuts a share into the batches that are computed one after the other."""
-
-
-class LoaderOwner(Protocol):
-    """The session of a loader, which it asks for what it cannot know alone. `closed`: it has ended."""
-
-    closed: bool
-
-    def start_with(self, loader: "BatchLoop", /) -> None:
-        """Bind this loader."""
-
-    def follow(self, loader: "BatchLoop", /) -> None:
-        """Make the next loop of this loader that of the others, if it has joined them late."""
-
-    def expected_batch_size(self, loader: DataLoader[Any], /) -> int:
-        """The samples of an iteration."""
-
-    def expected_length(self, loader: DataLoader[Any], /) -> int:
-        """The iterations of an epoch."""
-
-    def draws_own(self, loader: DataLoader[Any], /) -> bool:
-        """True if each worker draws from data of its own."""
-
-    def close(self) -> None:
-        """End the run of this worker."""
-
-    def __exit__(self, *exception: Any) -> None:
-        """Like `close`."""
 
 
 @final
@@ -84,7 +59,9 @@ class BatchLoop(ABC):
         cost: The costs of the samples, as the user gave them; None if all samples cost the same.
     """
 
-    def __init__(self, source: DataLoader[Any], session: LoaderOwner, number: int, cost: object = None) -> None:
+    def __init__(
+        self, source: DataLoader[Any], session: "Session | ElasticSession", number: int, cost: object = None
+    ) -> None:
         self.cost = cost
         self.surveyed = False
         self._session = session

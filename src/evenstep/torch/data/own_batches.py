@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import cast, final
+from typing import TYPE_CHECKING, cast, final
 
 import numpy as np
 from torch.utils.data import DataLoader
@@ -10,8 +10,11 @@ from torch.utils.data import DataLoader
 from evenstep.core.samples import Drawn, Share, Shares
 from evenstep.core.values import UNLIMITED, require_whole
 from evenstep.torch.data.batches import Batches
-from evenstep.torch.data.loop import LoaderOwner, Maker
+from evenstep.torch.data.loop import Maker
 from evenstep.torch.data.sampling import MAX_LENGTH, Positions
+
+if TYPE_CHECKING:
+    from evenstep.torch.session import Session
 
 
 @final
@@ -33,7 +36,7 @@ class PreparedShares(Batches):
     """
 
     def __init__(
-        self, length: int | None, global_batch_size: int, session: LoaderOwner, number: int, cost: object = None
+        self, length: int | None, global_batch_size: int, session: "Session", number: int, cost: object = None
     ) -> None:
         length = MAX_LENGTH if length is None else require_whole("length", length, 1, MAX_LENGTH)
         size = require_whole("global_batch_size", global_batch_size, 1, UNLIMITED)

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, final
+from typing import final
 
 import torch
 
@@ -71,8 +71,8 @@ class ElasticEngine(Engine):
         self._weight_of = weight_function("samples", agreed.scheme, 1, 1)
         nonfinite = agreed.scheme.nonfinite
         self._left_out = None if nonfinite == "spread" else LeftOut(nonfinite, tracker, self._models)
-        self._works: list[Any] = []  # Sums under way.
-        self._units: tuple[float, torch.Tensor, Any] | None = None
+        self._works: list[Callable[[], None]] = []  # Sums under way.
+        self._units: tuple[float, torch.Tensor, Callable[[], None]] | None = None
         self._table: torch.Tensor | None = None
         """The rows of all members in this step, once they are under way."""
         self._settled = True
@@ -92,7 +92,7 @@ class ElasticEngine(Engine):
             if not self._quorum.broken and (not self._quorum.changed or self._settle()):
                 self._quorum.settled()
                 break
-            self._quorum.commit()
+            self._quorum.give_up()
         return self.at[0] <= epoch
 
     def regroup(self, workers: Workers, keys: tuple[int, ...], agreed: Agreed, terms: Terms) -> None:
@@ -138,7 +138,7 @@ class ElasticEngine(Engine):
         for model in self._models:
             model.set(batch.weight)
 
-    def units_of_all(self, units: float) -> tuple[float, torch.Tensor, Any]:
+    def units_of_all(self, units: float) -> tuple[float, torch.Tensor, Callable[[], None]]:
         table = self._quorum.table(torch.tensor(units, dtype=torch.float64))
         return units, table, self._quorum.sum(table)
 
@@ -164,11 +164,13 @@ class ElasticEngine(Engine):
             )
         buffer, weighed = bucket.buffer(), self._units is not None
         if self._units is not None:
-            (units, table, work), self._units = self._units, None
+            (units, table, wait), self._units = self._units, None
             with self.meeting():
-                work.wait()
+                wait()
             for each in self._models:
                 each.set(units / (float(table.sum()) or 1.0))
+        with self.meeting():
+            self._quorum.arrive()
         self._models[model].apply(bucket, buffer)
         self._works.append(self._quorum.sum(buffer))
         if bucket.is_last():
@@ -183,8 +185,8 @@ class ElasticEngine(Engine):
         rates = [float(group["lr"]) for each in self._optimizers for group in each.param_groups if "lr" in group]
         self._table = self._quorum.table(torch.tensor(self._rows.row(now, weighed=weighed, rates=rates)))
         with tracker.waiting():
-            for work in (*self._works, self._quorum.sum(self._table)):
-                work.wait()
+            for wait in (*self._works, self._quorum.sum(self._table)):
+                wait()
         self._works.clear()
         assert now.paused is not None
         now.synchronised_seconds = tracker.clock() - now.paused

@@ -30,6 +30,7 @@ from evenstep.launch.marks import leave_mark
 from evenstep.schemes import Scheme
 from evenstep.torch.agree import agree
 from evenstep.torch.cuda import DeviceStopwatch
+from evenstep.torch.data.common_data import checksum_of
 from evenstep.torch.data.loader import PreparedLoader
 from evenstep.torch.data.loop import BatchLoop, Bound
 from evenstep.torch.data.sampling import Sampling
@@ -171,7 +172,7 @@ class ElasticSession:
             raise ConfigError(
                 "an elastic session has one loader: give it the training loader, and leave others as they are"
             )
-        self._request = replace(self._request, loader=require_loader(loader))
+        self._request = replace(self._request, loader=require_loader(loader), checksum=checksum_of(loader))
         given = self._request.global_batch_size or self._scheme.load.given_sizes
         if given is None and self._launched.elastic is None:
             raise ConfigError(
