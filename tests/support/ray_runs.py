@@ -34,14 +34,14 @@ def loop(config):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     loader = torch.utils.data.DataLoader(data, batch_size=BATCH)
     refused = []
-    if config["scripted"]:
+    if config["scheme"] is None:
         rows = ray.data.range(8).iterator().iter_torch_batches(batch_size=2)
         for wrong in (rows, ray.train.torch.prepare_data_loader(loader)):
             try:
                 evenstep.prepare(model, optimizer, wrong)
             except evenstep.ConfigError as error:
                 refused.append(str(error))
-    scheme = scripted() if config["scripted"] else None
+    scheme = scripted() if config["scheme"] is None else None
     model, optimizer, loader = evenstep.prepare(model, optimizer, loader, scheme=scheme)
     done, mark = 0, Path(config["folder"], "killed")
     for epoch in range(EPOCHS):
@@ -50,7 +50,7 @@ def loop(config):
             torch.nn.functional.mse_loss(model(inputs), targets).backward()
             optimizer.step()
             done += 1
-            if config["kill"] and done == 4 and ray.train.get_context().get_world_rank() == 1 and not mark.exists():
+            if done == 4 and ray.train.get_context().get_world_rank() == 1 and not mark.exists():
                 mark.touch()  # The next process of this rank trains on.
                 os.kill(os.getpid(), signal.SIGKILL)
         weights = [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
@@ -67,18 +67,16 @@ def scripted():
     return evenstep.Scheme(name="scripted", load=Scripted(seed=3))
 
 
-def fit(parent, name, *, scheme=None, scripted=False, kill=False):
-    """What each worker of a run ended with, whether one was killed, and the error."""
+def fit(parent, name, scheme):
+    """What each worker of a run ended with, in which one was killed once. Without a scheme, sizes change."""
     folder = parent / name
     folder.mkdir()
     result = TorchTrainer(
         loop,
-        train_loop_config={"folder": str(folder), "scripted": scripted, "kill": kill},
+        train_loop_config={"folder": str(folder), "scheme": scheme},
         torch_config=EvenstepConfig(scheme=scheme, run_dir=str(folder / "run"), wait_seconds=60),
         scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(
-            name="ray", storage_path=str(folder), failure_config=FailureConfig(max_failures=1 if kill else 0)
-        ),
+        run_config=RunConfig(name="ray", storage_path=str(folder), failure_config=FailureConfig(max_failures=1)),
     ).fit()
     said = [json.loads(path.read_text()) for path in sorted(folder.glob("said-*"))]
     return {"said": said, "error": result.error and str(result.error), "fired": (folder / "killed").exists()}
@@ -88,10 +86,6 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     # Without an environment of their own, workers are processes that Ray has started before.
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    runs = {
-        "scripted": fit(folder, "scripted", scripted=True),
-        "servers": fit(folder, "servers", scheme="ssp:bound=1", kill=True),
-        "barrier": fit(folder, "barrier", scheme="bsp", kill=True),
-    }
+    runs = {"barrier": fit(folder, "barrier", None), "servers": fit(folder, "servers", "ssp:bound=1")}
     ray.shutdown()
     print(json.dumps(runs))

@@ -1,5 +1,6 @@
 """Trainers of Hugging Face Transformers on tiny models, run with evenstep's or with the plain one in one process."""
 
+import gc
 import os
 import tempfile
 from functools import partial
@@ -122,6 +123,7 @@ def of(trainer):
 def every(schemes, more):
     """What each habit comes to, and each of `more`, alone (on one worker) and under each scheme; an error is text."""
     found = alone([*EXACT, *ROUNDED, *more])
+    gc.freeze()  # What the libraries have imported when needed: they collect at the end of each training.
     as_launched()
     for scheme, options in schemes.items():
         for habit in (*EXACT, *ROUNDED, *more, *MISTAKES):

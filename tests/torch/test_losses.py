@@ -2,8 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 from support import losses
 from support.processes import results, run_workers
+from torch.utils.data import DataLoader, TensorDataset
+
+import evenstep
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("losses")]
 
@@ -63,3 +68,19 @@ def test_rows_of_another_loader_and_batches_of_none_get_one_warning(how, sentenc
 
 def test_a_mean_over_sorted_data_is_not_taken_for_a_sum():
     assert results(run_workers(losses.trained_on_sorted_data, losses.WORKERS)) == [None] * losses.WORKERS
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_runs_that_end_in_any_order_leave_pytorch_its_own_collectives(order):
+    usual = dist.barrier
+    loaders = []
+    for _ in range(2):
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = DataLoader(TensorDataset(torch.ones(4, 1)), batch_size=2)
+        *_, prepared = evenstep.prepare(model, optimizer, loader, scheme="bsp")
+        loaders.append(prepared)
+    assert dist.barrier is not usual
+    for run in order:
+        loaders[run].close()
+    assert dist.barrier is usual

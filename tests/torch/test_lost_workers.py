@@ -144,7 +144,7 @@ def test_a_run_starts_again_where_its_first_worker_was_stopped():
     assert "; all workers start again (1 of 1)\n" in said
 
 
-@pytest.mark.parametrize("scheme", ["bsp", "lb-bsp", "local-sgd:period=4"])
+@pytest.mark.parametrize("scheme", ["lb-bsp", "local-sgd:period=4"])
 def test_a_stopped_worker_is_named_long_before_the_timeout_and_the_run_starts_again(scheme):
     words = ("run", "--workers", 3, "--heartbeat", 2, "--max-restarts", 1, SCRIPT, 1, 7, "SIGSTOP", scheme, 6000)
     with Started(evenstep, *words) as launcher:

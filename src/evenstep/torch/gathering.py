@@ -102,16 +102,27 @@ class ScriptCollectives:
         global _running
         self._engine: Callable[[], Engine | None] = weakref.ref(engine)
         _running = self._engine
+        _restore_of_ended_runs()
+        _runs.append(self)
         self._usual = {name: getattr(dist, name) for name in _COLLECTIVES}
-        for name, function in self._usual.items():
-            setattr(dist, name, self._guarded(function))
+        self._guards = {name: self._guarded(function) for name, function in self._usual.items()}
+        for name, guard in self._guards.items():
+            setattr(dist, name, guard)
 
     def remove(self) -> None:
-        """Restore PyTorch's own, even if another run has put its wrappers on top of these."""
+        """End the wrappers. Those that are below another run's stay, without effect, until that one has ended."""
         self._engine = _nothing
-        for name, function in self._usual.items():
-            if getattr(getattr(dist, name), "__wrapped__", None) is function:
-                setattr(dist, name, function)
+        _restore_of_ended_runs()
+
+    @property
+    def ended(self) -> bool:
+        return self._engine() is None
+
+    def restore(self) -> None:
+        """Take the wrappers away, but for those that the script has wrapped in turn."""
+        for name, guard in self._guards.items():
+            if getattr(dist, name) is guard:
+                setattr(dist, name, self._usual[name])
 
     def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
@@ -128,6 +139,15 @@ class ScriptCollectives:
                 return function(*args, **kwargs)
 
         return called
+
+
+_runs: Final[list[ScriptCollectives]] = []
+"""Each one's wrappers are on top of those before it."""
+
+
+def _restore_of_ended_runs() -> None:
+    while _runs and _runs[-1].ended:
+        _runs.pop().restore()
 
 
 def _require_alike(engine: Engine, given: Mapping[str, Any]) -> None:
