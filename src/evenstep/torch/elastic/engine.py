@@ -11,7 +11,7 @@ import torch
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.limits import SizeLimits
 from evenstep.core.load.members import Members
-from evenstep.core.samples import EpochCosts, Ledger, Lookahead, Request, Share, Shares
+from evenstep.core.samples import Ledger, Lookahead, Request, Share, Shares
 from evenstep.launch.c10d import GradBucket, completed
 from evenstep.torch.agree import Terms
 from evenstep.torch.elastic.quorum import BrokenQuorumError, Quorum
@@ -57,6 +57,7 @@ class ElasticEngine(Engine):
         settle: Callable[[], bool],
     ) -> None:
         super().__init__(workers, tracker)
+        self.shares = self._shares_of
         self.at = (0, 0)
         self.members: Members | None = None
         self.counted = False
@@ -68,7 +69,7 @@ class ElasticEngine(Engine):
         self._models = [SummedModel(each, workers) for each in models]
         self._optimizers = optimizers
         self._rows = Rows(tracker.meter, partial(gather, workers))
-        self._weight_of = weight_function("samples", agreed.scheme, 1, 1)
+        self._weight_of, _ = weight_function("samples", agreed.scheme, 1, 1)
         nonfinite = agreed.scheme.nonfinite
         self._left_out = None if nonfinite == "spread" else LeftOut(nonfinite, tracker, self._models)
         self._works: list[Callable[[], None]] = []  # Sums under way.
@@ -117,7 +118,7 @@ class ElasticEngine(Engine):
 
     # The loader's side.
 
-    def shares(self, ledger: Ledger, *, epoch: int, depth: int, costs: EpochCosts | None = None) -> Shares:
+    def _shares_of(self, ledger: Ledger, *, epoch: int, depth: int) -> Shares:
         self.at = max(self.at, (epoch, ledger.iteration))
         return _QuorumShares(self, ledger, epoch)
 
@@ -149,12 +150,12 @@ class ElasticEngine(Engine):
 
     def reduction_begins(self, model: int, *, synchronises: bool) -> None:
         super().reduction_begins(model, synchronises=synchronises)
-        self._models[model].forward_begins(reduces=True)
+        self._models[model].forget_looks()
 
     def _backward_begins(self, model: int, batch: HandedOut, gradient: torch.Tensor | None) -> None:
         super()._backward_begins(model, batch, gradient)
-        if self._left_out is not None and gradient is not None:
-            self._left_out.look_at(model, gradient)
+        if self._left_out is not None and gradient is not None and gradient.dtype is not torch.float16:
+            self._left_out.look_at(model, gradient.sum())
 
     def communicate(self, model: int, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Weigh a bucket of gradients and begin its sum; the last one waits for all, as DDP reads none before."""
@@ -225,7 +226,7 @@ class ElasticEngine(Engine):
             return False
         self.members = self._present
         self.at = (batch.epoch + 1, 0) if batch.share.ends_epoch else (batch.epoch, batch.share.iteration + 1)
-        if self._left_out is not None:
+        if self._left_out is not None and self._left_out.due:
             self._left_out.before_step()
         return True
 

@@ -223,7 +223,7 @@ class ElasticSession:
         for index, (module, prepared) in enumerate(zip(self._modules, self._prepared, strict=True)):
             prepared.bind(module, engine, index, comm_hook=None)
             forget(module)  # The members agree on it again and again.
-        bound = Bound(terms=terms, scheme=agreed.scheme, engine=engine, shares=engine.shares, surveyed=False)
+        bound = Bound(terms=terms, scheme=agreed.scheme, engine=engine, surveyed=False)
         loader.bind(self._request.loader, bound)
 
     def follow(self, loader: BatchLoop) -> None:

@@ -4,6 +4,7 @@ Its communication hook weighs each worker's gradient by its share and stops the 
 own predictor; the workers exchange integers and run the same allocation on them.
 """
 
+import cmath
 import time
 import warnings
 import weakref
@@ -219,8 +220,10 @@ class CollectiveEngine(Engine):
             return  # PyTorch gives none for an output that the loss does not depend on.
         if self._scale is not None and self._scale.looks:
             self._scale.backward_begins(gradient)
-        if self._left_out is not None:
-            self._left_out.look_at(model, gradient)
+        if self._left_out is not None and gradient.dtype is not torch.float16:
+            total = gradient.sum()
+            if not total.is_cpu or not cmath.isfinite(total.item()):
+                self._left_out.look_at(model, total)
 
     def communicate(self, model: int, comm_hook: CommHook | None, bucket: GradBucket) -> Reduced:
         """The DDP communication hook: returns the weighted sum of a bucket's gradients over all workers."""
@@ -328,7 +331,7 @@ class CollectiveEngine(Engine):
             if self._unsummed_steps and self.hand_outs.ahead and self.workers.count > 1:
                 self._require_backward(optimizer)
         self._unsummed_steps += 1
-        if self._left_out is not None:
+        if self._left_out is not None and self._left_out.due:
             self._left_out.before_step()
         self.tracker.mark(Doing.STEPPED)
         self._steps += 1

@@ -1,6 +1,5 @@
 """Leaves out this worker's gradient of a batch if it holds a NaN or an infinity, where gradients are summed."""
 
-import cmath
 from collections.abc import Sequence
 from typing import final
 
@@ -18,24 +17,25 @@ class LeftOut:
 
     Args:
         nonfinite: What the scheme says of such gradients, `skip` or `refuse`.
+
+    Attributes:
+        due: Whether `before_step` has something to do: a gradient may not be finite, or the last ones were not.
     """
 
     def __init__(self, nonfinite: str, tracker: Tracker, models: Sequence[SummedModel]) -> None:
         self._guard = NonfiniteGuard(nonfinite, tracker)
         self._tracker = tracker
         self._models = models
-        self._looked = False
-        """Whether gradients at outputs were looked at since the last step, and may not be finite."""
+        self.due = False
         self._finite_before: torch.Tensor | None = None
 
-    def look_at(self, model: int, gradient: torch.Tensor) -> None:
-        """Look at the gradient at an output of this model, at which its backward begins."""
-        # In float16 an infinity must reach all workers, because it tells the GradScaler of each to lower its scale.
-        if gradient.dtype is not torch.float16:
-            total = gradient.sum()
-            if not total.is_cpu or not cmath.isfinite(total.item()):
-                self._looked = True
-                self._models[model].look_at(total.isfinite())
+    def look_at(self, model: int, total: torch.Tensor) -> None:
+        """Look at the sum of the gradient at an output of this model, at which its backward begins, if it may matter.
+
+        In float16 it does not: an infinity must reach all workers, as it tells all GradScalers to lower their scale.
+        """
+        self.due = True
+        self._models[model].look_at(total.isfinite())
 
     def before_step(self) -> None:
         """Count what was left out since the last step.
@@ -45,9 +45,8 @@ class LeftOut:
             DivergedError: See `NonfiniteGuard.skip`.
         """
         now = self._tracker.iteration
-        if now is None or not (self._looked or self._guard.in_a_row):
+        if now is None:
             return
-        self._looked = False
         found = [finite for model in self._models if (finite := model.take_finite()) is not None]
         finite = torch.stack(found).all() if found else None
         if finite is not None and not finite.is_cpu:
@@ -56,3 +55,4 @@ class LeftOut:
             self._guard.passed()
         else:
             self._guard.skip(now, finite=all_finite(each for model in self._models for each in model.parameters))
+        self.due = self._guard.in_a_row > 0
