@@ -1,6 +1,7 @@
 """The quorum of torchft, as this package uses it: who is a member of the next step, sums over them, and the commit."""
 
-from typing import Any, Final, final
+from collections.abc import Callable
+from typing import Final, final
 
 import torch
 from torch.distributed import ReduceOp
@@ -32,22 +33,59 @@ class Quorum:
             )
         self._manager = manager
         self._open = False
+        self._expected = False
         # torchft counts the quorums: one whose members, or their connections, are new has a new number.
         self._known = -1
 
     def open(self) -> None:
-        """Meet the other members, unless this has happened for this step; a replica that is behind gets the state."""
+        """Meet the other members, unless this has happened for this step; a replica that is behind gets the state.
+
+        After a step that counted, the members are taken to be the same until `arrive`, and they meet in the background
+        while the batch is computed. If they are others by then, the step does not count.
+        """
         if self._open:
+            return
+        if self._known != -1:
+            self._ask()
+            self._expected = self._open = True
             return
         for left in reversed(range(_TRIES)):
             try:
-                self._manager.start_quorum(timeout=self._manager._quorum_timeout / _TRIES)
+                self._ask()
+                self._manager.wait_quorum()
                 break
             except (RuntimeError, TimeoutError):  # A request is lost with a Lighthouse that is started again.
                 self._manager._quorum_future = None
                 if not left:
                     raise
+        if self._manager._healing:
+            self._manager._apply_pending_state_dict()
+            self._manager._healing = False
         self._open = True
+
+    def _ask(self) -> None:
+        """Begin what `Manager.start_quorum` does, in torchft's own thread."""
+        manager = self._manager
+        manager._errored, manager._healing = None, False
+        manager._quorum_future = manager._executor.submit(
+            manager._async_quorum,
+            allow_heal=True,
+            shrink_only=False,
+            quorum_timeout=manager._quorum_timeout / _TRIES,
+            curr_device=torch.accelerator.current_device_index() if torch.accelerator.is_available() else -1,
+        )
+
+    def arrive(self) -> None:
+        """Wait until the members that were taken to be the same have met; the step is `broken` if they are others."""
+        if not self._expected:
+            return
+        self._expected = False
+        try:
+            self._manager.wait_quorum()
+        except (RuntimeError, TimeoutError) as error:
+            self._manager.report_error(error)
+        if self._manager._quorum_id != self._known:
+            self._manager.report_error(BrokenQuorumError("the members are others"))
 
     @property
     def step(self) -> int:
@@ -61,44 +99,75 @@ class Quorum:
 
     @property
     def changed(self) -> bool:
-        """True if the members may be others than in the last step that counted."""
-        return bool(self._manager._quorum_id != self._known)
+        """True if the members may be others than those that have settled."""
+        return not self._expected and bool(self._manager._quorum_id != self._known)
+
+    def settled(self) -> None:
+        """Note that the members have settled what they compute."""
+        self._known = self._manager._quorum_id
 
     @property
     def broken(self) -> bool:
         """True if this step cannot count."""
         return self._manager.errored() is not None
 
-    def sum(self, tensor: torch.Tensor) -> Any:
-        """Begin to add up this tensor over the members, in place; `wait` on what is returned, and look at `broken`."""
-        return self._manager.allreduce(tensor, reduce_op=ReduceOp.SUM)
+    def sum(self, tensor: torch.Tensor) -> Callable[[], None]:
+        """Begin to add up this tensor over the members, in place; call what is returned, and look at `broken`.
 
-    def gather(self, content: bytes) -> list[bytes]:
-        """The contents of all members, by rank; all must call it together.
+        Like `Manager.allreduce`, without the half millisecond of futures that it takes.
+        """
+        self.arrive()
+        if self.broken:
+            return _nothing
+        try:
+            work = self._manager._pg.allreduce([tensor], ReduceOp.SUM)
+        except Exception as error:  # As torchft does: whatever has failed, the step does not count.
+            self._manager.report_error(error)
+            return _nothing
+
+        def wait() -> None:
+            try:
+                work.wait()
+            except Exception as error:
+                self._manager.report_error(error)
+
+        return wait
+
+    def table(self, row: torch.Tensor) -> torch.Tensor:
+        """A table with this row at the rank of this replica, shape [members, ...]; `sum` fills in the others."""
+        self.arrive()
+        rank, count = self.place
+        table = torch.zeros((count, *row.shape), dtype=row.dtype)
+        table[rank] = row
+        return table
+
+    def rows(self, row: torch.Tensor) -> torch.Tensor:
+        """The rows of all members, stacked by rank; all must call it together.
 
         Raises:
             BrokenQuorumError: A member was lost.
         """
-        lengths = self._rows(torch.tensor([len(content)]))[:, 0].tolist()
-        row = torch.frombuffer(bytearray(content.ljust(max(lengths))), dtype=torch.uint8)
-        table: Any = self._rows(row).numpy()
-        return [each[:length].tobytes() for each, length in zip(table, lengths, strict=True)]
-
-    def _rows(self, row: torch.Tensor) -> torch.Tensor:
-        rank, count = self.place
-        table = torch.zeros((count, *row.shape), dtype=row.dtype)
-        table[rank] = row
-        self.sum(table).wait()
+        table = self.table(row)
+        self.sum(table)()
         if self.broken:
             raise BrokenQuorumError("a replica was lost while the members met")
         return table
 
+    def give_up(self) -> None:
+        """End the step, which does not count."""
+        self._manager.report_error(BrokenQuorumError("the members did not agree"))
+        self.commit()
+
     def commit(self) -> bool:
         """End the step; returns whether it counts. If not, no state may have changed."""
+        self.arrive()
         self._open = False
-        number = self._manager._quorum_id
         counts = bool(self._manager.should_commit())
-        self._known = number if counts else -1
         if not counts:  # Another member may wait for this one in a sum that has failed here: it fails there too then.
+            self._known = -1
             self._manager._pg.abort()
         return counts
+
+
+def _nothing() -> None:
+    """There is nothing to wait for."""
