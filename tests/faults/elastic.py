@@ -18,7 +18,7 @@ from support.guard import GUARD_SECONDS
 from support.hosts import two_hosts
 
 from faults import elastic_worker, worker
-from faults.elastic_cells import COUNT, HEARTBEAT_SECONDS, HOST, TIMEOUT_SECONDS, WHY
+from faults.elastic_cells import COUNT, HEARTBEAT_SECONDS, HOST, TIMEOUT_SECONDS
 from faults.elastic_worker import POLL_SECONDS, RUN
 from faults.grid import PAUSE_SECONDS, cut, marked, wait_for
 
@@ -94,9 +94,9 @@ def _start(command, environment, folder):
 def _follow(cell, folder, launchers, outcome):
     ends = time.monotonic() + GUARD_SECONDS
     while time.monotonic() < ends and any(each.poll() is None for each in launchers):
-        for fired in folder.glob("fired-[0-9]*"):
-            if cell.fault == "paused" and time.time() - fired.stat().st_mtime >= PAUSE_SECONDS:
-                if not (folder / "went-on").exists():
+        if cell.fault == "paused" and not (folder / "went-on").exists():
+            for fired in folder.glob("fired-[0-9]*"):
+                if time.time() - fired.stat().st_mtime >= PAUSE_SECONDS:
                     os.kill(int(fired.read_text()), signal.SIGCONT)
                     (folder / "went-on").touch()
         time.sleep(POLL_SECONDS)
@@ -113,7 +113,7 @@ def check(cell, outcome):
     wrong += [] if len(outcome.finished) == cell.members else [f"finished: {sorted(outcome.finished)}"]
     named = [int(each) for each in outcome.fired if each.isdecimal()]
     for each in named:
-        if WHY[cell.fault] and not re.search(rf"evenstep: worker {each} .*{re.escape(WHY[cell.fault])}", outcome.terminal):
+        if not re.search(rf"evenstep: worker {each} .*{re.escape(cell.why)}" if cell.why else "", outcome.terminal):
             wrong.append(f"worker {each} is not named with the reason")
     wrong += _check_steps(outcome)
     for name, found in outcome.finished.items():
@@ -141,7 +141,9 @@ def _check_steps(outcome):
         whole = sorted(positions) == list(range(start, start + RUN.global_batch_size))
         if not same or len(set(positions)) < len(positions) or (len(lines) == len(lines[0]["sizes"]) and not whole):
             wrong.append(f"step {step} did not count each sample of its slice once: {lines}")
-    return wrong + [f"replica {slot} lost step {step} {times} times" for (slot, step), times in lost.items() if times > 1]
+    return wrong + [
+        f"replica {slot} lost step {step} {times} times" for (slot, step), times in lost.items() if times > 1
+    ]
 
 
 # On two hosts.

@@ -11,20 +11,15 @@ LINK = "the link"
 """A victim: the link between the two hosts, cut at one end."""
 HOST = "the host of the Lighthouse"
 """A victim: the launcher on the first host, with the Lighthouse and the replicas there."""
-TIMEOUT_SECONDS, HEARTBEAT_SECONDS = 6.0, 4.0
+TIMEOUT_SECONDS, HEARTBEAT_SECONDS = 10.0, 4.0
 
 WHY = {
     "killed": "was killed by SIGKILL; it is started again",
     "raises": "ValueError: boom; it is started again",
-    "exits": "",
     "stopped": "stood still",
-    "paused": "",
     "hangs": f"kept the others waiting for {TIMEOUT_SECONDS:g} s",
-    "cut": "",
-    "cut for a while": "",
-    "killed and started again": "",
 }
-"""By fault, what the terminal says of the victim; nothing where nothing was lost, or nobody can tell."""
+"""By fault, what the terminal says of the victim; nothing where it is not lost, or where nobody can tell."""
 COMES_BACK = ("killed", "raises", "paused", "cut for a while", "killed and started again")
 
 
@@ -52,6 +47,10 @@ class ElasticCell:
     @property
     def victims(self):
         return (self.victim,) if self.second_victim < 0 else (self.victim, self.second_victim)
+
+    @property
+    def why(self):
+        return WHY.get(self.fault, "")
 
     @property
     def joins(self):

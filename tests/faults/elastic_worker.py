@@ -77,7 +77,7 @@ class Faults:
         if step != REST or self.life or self.slot in cell.victims:
             return
         if cell.joins:
-            self.wait_for(f"here-2-{last + (cell.moment == 'joins' and cell.fault != 'stopped')}")
+            self.wait_for("here-2-1")
         elif cell.fault in ("killed", "raises"):
             for victim in cell.victims:
                 self.wait_for(f"here-{victim}-{last}")

@@ -4,6 +4,7 @@ import argparse
 import gc
 import json
 import os
+import re
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -99,6 +100,8 @@ def _read_elastic(options: argparse.Namespace) -> None:
     if not (colon and least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
         raise ConfigError(f"--elastic must be the fewest and the most replicas, such as 1:4, not {given!r}")
     options.elastic = int(least), int(most)
+    if options.lighthouse is not None and not re.fullmatch(r"http://[^/]+:\d{1,5}", options.lighthouse):
+        raise ConfigError(f"--lighthouse must be an address, such as http://host0:29510, not {options.lighthouse!r}")
     if options.lighthouse is None and options.nproc_per_node == "1":
         options.nproc_per_node = most
 
@@ -228,7 +231,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--lighthouse",
         metavar="ADDRESS",
-        help="the address of torchft's Lighthouse, for an elastic run on several hosts: http://host:29510 (default: one"
-        " is started)",
+        help="the address of torchft's Lighthouse, for an elastic run on several hosts, such as http://host0:29510: the"
+        " launcher on that host starts it, unless it runs already (default: one for this host alone)",
     )
     add("--json", action="store_true", help="print a summary of the run as the last line, as JSON")

@@ -39,6 +39,7 @@ from evenstep.torch.data.sampling import Sampling
 from evenstep.torch.elastic.loader import ElasticLoader
 from evenstep.torch.elastic.model import summing
 from evenstep.torch.elastic.quorum import BrokenQuorumError, Quorum
+from evenstep.torch.elastic.record import ReplicaRecorder
 from evenstep.torch.failure import install_hook
 from evenstep.torch.model import device_of
 from evenstep.torch.optimizers import window_scheduler
@@ -49,6 +50,7 @@ from evenstep.worker.agreement import Agreed, hold_of
 from evenstep.worker.arguments import require_known
 from evenstep.worker.loader_state import LoaderState, read_state
 from evenstep.worker.meter import COLUMNS, HostStopwatch, Meter, Rows
+from evenstep.worker.opening import run_event
 from evenstep.worker.tracker import Tracker
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -110,6 +112,10 @@ class ElasticSession:
                 " without predictor=narx and nonfinite=refuse"
             )
         self._launched, self._slot, self._slots = launched, *_slot_of(launched)
+        slot, folder = self._slot, self._request.events_dir
+        last = partial(Ended, worker=slot)
+        keeps = Silent() if folder is None else JsonlRecorder(folder, slot, last=lambda: last(at=time.perf_counter()))
+        self._recorder = ReplicaRecorder(keeps, slot, self._slots)
         self._quorum = Quorum(manager)
         self._modules: list[torch.nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
@@ -243,7 +249,7 @@ class ElasticSession:
             meet=self._quorum.gather,
         )
         try:
-            told = gather(workers, {"key": self._key, "slot": self._slot})
+            told = gather(workers, {"key": self._key, "slot": self._slot, "host": workers.host})
             agreed, terms = agree(self._request_of([each["slot"] for each in told]), workers, Activity())
         except BrokenQuorumError:
             return False
@@ -252,6 +258,9 @@ class ElasticSession:
                 raise
             return False  # A replica that joins was started with something else: it ends, and the members go on.
         self._begin(tuple(each["key"] for each in told), agreed, terms, workers)
+        assert self._loader is not None
+        run = run_event(agreed, rank, iterations=len(self._loader), seed=self._request.seed, torch=torch.__version__)
+        self._recorder.members(told, rank, run, self.step)
         return True
 
     def _request_of(self, slots: list[int]) -> RunRequest:
@@ -292,8 +301,7 @@ class ElasticSession:
     def _new_tracker(self, agreed: Agreed, worker: Workers, limits: SizeLimits) -> Tracker:
         assert self._present is not None
         hold, _ = hold_of(self._request.emulate, self._launched, rank=self._slot, workers=self._slots)
-        clock, folder, slot = time.perf_counter, self._request.events_dir, self._slot
-        keeps = Silent() if folder is None else JsonlRecorder(folder, slot, last=lambda: Ended(worker=slot, at=clock()))
+        clock, slot = time.perf_counter, self._slot
         on_device = device_of(self._modules[0]).type == "cuda"
         return Tracker(
             workers=worker,
@@ -301,7 +309,7 @@ class ElasticSession:
             problem=agreed.problem,
             limits=limits,
             meter=Meter(stopwatch=DeviceStopwatch() if on_device else HostStopwatch(clock)),
-            recorder=Logged(keeps, slot),
+            recorder=Logged(self._recorder, slot),
             clock=clock,
             hold=hold,
         )
@@ -364,6 +372,7 @@ class ElasticSession:
         else:
             tracker.meter.received = None
             tracker.take_back()
+            self._recorder.not_counted(self.step, tracker.clock())
         return self.counted
 
     def next_begins(self) -> None:
