@@ -44,12 +44,25 @@ def test_a_replica_that_is_killed_is_named_and_the_run_goes_on(tmp_path):
     assert "finished 1 500" in done.stdout
 
 
+@pytest.mark.multiprocess
+def test_a_script_that_fails_at_once_ends_the_run_with_an_error(tmp_path):
+    pytest.importorskip("torchft")
+    (tmp_path / "train.py").write_text("raise SystemExit('a mistake')")
+    command = [sys.executable, "-m", "evenstep", "run", "--elastic", "1:1", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=GUARD_SECONDS, check=False)
+    assert done.returncode == 1
+    assert "worker 0 failed 3 times before its first step, and is not started again" in done.stderr
+    assert "no replica finished" in done.stderr
+
+
 @pytest.mark.parametrize("given", ["2", "0:2", "3:2", "a:b"])
 def test_numbers_that_are_no_range_are_refused(given):
     with pytest.raises(ConfigError, match="the fewest and the most replicas"):
         run.parse(["--elastic", given, "train.py"])
 
 
-def test_a_lighthouse_is_for_elastic_runs():
+def test_a_lighthouse_is_for_elastic_runs_and_has_an_address():
+    with pytest.raises(ConfigError, match="--lighthouse must be an address"):
+        run.parse(["--elastic", "1:2", "--lighthouse", "host0", "train.py"])
     with pytest.raises(ConfigError, match="--lighthouse is for elastic runs"):
         run.parse(["--lighthouse", "http://host0:29510", "train.py"])

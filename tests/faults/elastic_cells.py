@@ -65,8 +65,10 @@ class ElasticCell:
 
     def row(self, seconds):
         """Of the table: the cell, and the seconds from the fault to the next step that counts."""
-        started = ELASTIC if self.hosts == 1 else "elastic, two hosts"
-        return [started, "", self.moment, self.what, "finish", round(seconds, 1)]
+        two = {"killed": "two killed", "stopped": "two stopped", "hangs": "two hang"}
+        outside = {LINK: f"link {self.fault}", HOST: "Lighthouse killed"}
+        what = two[self.fault] if self.second_victim >= 0 else outside.get(self.victim, self.fault)
+        return [ELASTIC, "", self.moment, what, "finish", round(seconds, 1)]
 
 
 def elastic_cells():

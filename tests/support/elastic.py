@@ -24,7 +24,8 @@ class Elastic:
 
     `faults`: by replica and step, what its first process does there: `kill`, `stop`, `raise` or `exit` before the
     backward, `kill in backward`, `kill before step`, `kill after step`. `waits`: by step, the replica whose second
-    process must have come to its first batch before the others go on.
+    process must have come to its first batch before the others go on. `until`: the step after which all stop, and replica
+    0 saves its state in the file `checkpoint`; a run without `until` begins with what is saved there.
     """
 
     replicas: int = 3
@@ -37,7 +38,8 @@ class Elastic:
     num_workers: int = 0
     timeout_seconds: float = 20.0
     options: dict = field(default_factory=dict)
-    habit: str = "plain"
+    checkpoint: str = ""
+    until: int = -1
 
 
 @dataclass
@@ -103,6 +105,10 @@ def replica(run, slot, life, lighthouse, all_here, coming, folder):
         model, optimizer, loader, global_batch_size=run.global_batch_size, schedulers=scheduler, **run.options
     )
     session, faults = loader.session, run.faults if life == 0 else {}
+    saved = (model, optimizer, scheduler, loader)
+    if run.checkpoint and run.until < 0:
+        for part, state in zip(saved, torch.load(run.checkpoint, weights_only=False), strict=True):
+            part.load_state_dict(state)
     with Path(folder, f"{slot}-{life}.jsonl").open("w", encoding="utf-8") as log:
         if life:
             coming[slot].set()
@@ -128,6 +134,10 @@ def replica(run, slot, life, lighthouse, all_here, coming, folder):
                     line = {"step": step, "epoch": epoch, "sizes": loader.batch_sizes, "slot": slot, "life": life}
                     line |= {"positions": list(loader.current.positions[: loader.current.samples]), "at": time.time()}
                     print(json.dumps(line), file=log, flush=True)
+                if session.step == run.until:
+                    if slot == 0:
+                        torch.save([part.state_dict() for part in saved], run.checkpoint)
+                    return
                 if session.step in run.waits and (life == 0 or run.waits[session.step] != slot):
                     assert coming[run.waits[session.step]].wait(GUARD_SECONDS)
     weights = torch.cat([each.detach().flatten() for each in model.parameters()])

@@ -286,8 +286,8 @@ def _run_elastic(command: _Command, workers: int, settings: LaunchSettings, stat
         _run_workers(kept, structs.replace(settings, lighthouse=address), status_dir, supervision)
     ends = read_endings(status_dir)
     failures = [each for each in failures_in(ends) if not each.asked_to_end]
-    if failures and all(each.failed for each in ends):
-        raise failure_of_all(ends, None)
+    if all(each.failed for each in ends):
+        raise failure_of_all(ends, None) if failures else RunFailedError("no replica finished", exit_code=1)
     how = [*map(str, failures), *(f"worker {worker} {lost}" for worker, lost in sorted(supervision.lost.items()))]
     return [f"{each}; the others finished without it" for each in how]
 
