@@ -115,6 +115,8 @@ def train(cell, folder):
                 optimizer.step()
                 scheduler.step()
                 members = len(loader.batch_sizes)
+                if members != cell.members:  # This may be for long, on a busy machine.
+                    time.sleep(POLL_SECONDS)
                 line = {"step": step, "epoch": epoch, "sizes": loader.batch_sizes, "slot": faults.slot}
                 line |= {"positions": list(loader.current.positions[: loader.current.samples])}
                 journal.write(json.dumps(line | {"counted": session.counted, "at": time.time()}) + "\n")

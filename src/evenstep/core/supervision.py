@@ -75,8 +75,8 @@ class Supervision:
         together: Whether a failure ends or restarts all workers, as torchrun's agent does without servers.
         silent_seconds: How long a worker may be stopped while another one runs.
         timeout_seconds: How long a worker may keep others waiting in `prepare`.
-        grace_seconds: After a worker left its loop early, the others have this long to leave theirs before it is
-            reported.
+        grace_seconds: After a worker left its loop early, or went on without another, the others have this long to do
+            the same before it is reported.
         settle_seconds: Other failures within this time after the first may turn out to be its cause.
         alone_seconds: How long the last workers may go on, or take to come back, after all others have ended, if their
             timeout is not known.
@@ -328,7 +328,7 @@ class Supervision:
             state, late = self._all[worker], seconds > self.timeout_seconds
             if late and not (state.gave_up or state.to_end or worker in self._halted):
                 name, how = f"{worker} hangs", f"kept the others waiting for {self.timeout_seconds:g} s"
-                yield _Rule(name, _AT_ONCE, partial(self._give_up, worker, how))
+                yield _Rule(name, self.grace_seconds, partial(self._give_up, worker, how))
             elif state.gave_up and not late:
                 yield _Rule(f"{worker} is back", _AT_ONCE, partial(self._take_back, worker))
 

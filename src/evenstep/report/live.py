@@ -224,7 +224,7 @@ def _heading(view: LiveView, title: str) -> Text:
     if (elastic := view.elastic) is not None:
         heading.append(
             f"\nmembers {' '.join(map(str, elastic.members))}   {elastic.joins} joined   {elastic.deaths} died"
-            f"   {elastic.not_counted} steps did not count",
+            f"   not counted: {elastic.not_counted}",
             style="not bold",
         )
     return heading

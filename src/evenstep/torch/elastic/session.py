@@ -259,7 +259,9 @@ class ElasticSession:
             return False  # A replica that joins was started with something else: it ends, and the members go on.
         self._begin(tuple(each["key"] for each in told), agreed, terms, workers)
         assert self._loader is not None
-        run = run_event(agreed, rank, iterations=len(self._loader), seed=self._request.seed, torch=str(torch.__version__))
+        run = run_event(
+            agreed, rank, iterations=len(self._loader), seed=self._request.seed, torch=str(torch.__version__)
+        )
         self._recorder.members(told, rank, run, self.step)
         return True
 
