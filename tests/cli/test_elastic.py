@@ -1,13 +1,15 @@
 """`evenstep run --elastic`: replicas that die are named and started again, and the others go on."""
 
+import re
 import subprocess
 import sys
 
 import pytest
 from support.guard import GUARD_SECONDS
 
-from evenstep.cli import run
+from evenstep.cli import run, top
 from evenstep.core.errors import ConfigError
+from evenstep.report.summary import summarise
 
 SCRIPT = """
 import os, signal
@@ -34,14 +36,22 @@ print("finished", os.environ["RANK"], loader.session.step)
 
 
 @pytest.mark.multiprocess
-def test_a_replica_that_is_killed_is_named_and_the_run_goes_on(tmp_path):
+def test_a_replica_that_is_killed_is_named_and_shown_and_the_run_goes_on(tmp_path, capsys):
     pytest.importorskip("torchft")
     (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "evenstep", "run", "--elastic", "1:2", "train.py"]
+    command = [sys.executable, "-m", "evenstep", "run", "--elastic", "1:2", "--run-dir", "run", "train.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=GUARD_SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     assert "worker 0 was killed by SIGKILL; it is started again" in done.stderr
     assert "finished 1 500" in done.stdout
+    assert re.search(r"evenstep: lb-bsp: 500 steps; members [01 ]+; [23] joined, 1 died; steps that did", done.stderr)
+    summary = summarise(tmp_path / "run")
+    assert sum(each.samples for each in summary.workers) == 4000
+    assert summary.elastic.not_counted <= 1
+    assert top.main([str(tmp_path / "run"), "--once"]) == 0
+    shown = capsys.readouterr().out
+    assert summary.elastic.text in shown
+    assert "worker 0 was killed by SIGKILL" in shown
 
 
 @pytest.mark.multiprocess

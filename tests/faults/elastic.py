@@ -116,9 +116,9 @@ def check(cell, outcome):
         if not re.search(rf"evenstep: worker {each} .*{re.escape(cell.why)}" if cell.why else "", outcome.terminal):
             wrong.append(f"worker {each} is not named with the reason")
     wrong += _check_steps(outcome)
+    references = alone(replace(RUN, epochs=max((each["epochs"] for each in outcome.finished.values()), default=1)))
     for name, found in outcome.finished.items():
         weights = torch.tensor(found["weights"], dtype=torch.float64)
-        references = alone(replace(RUN, epochs=found["epochs"]))
         least = min(float((weights - each).abs().max()) for each in references)
         wrong += [] if least < 1e-10 else [f"replica {name} is {least} from one process"]
     return wrong + [f"left behind: {each}" for each in outcome.left]

@@ -24,8 +24,8 @@ class Elastic:
 
     `faults`: by replica and step, what its first process does there: `kill`, `stop`, `raise` or `exit` before the
     backward, `kill in backward`, `kill before step`, `kill after step`. `waits`: by step, the replica whose second
-    process must have come to its first batch before the others go on. `until`: the step after which all stop, and replica
-    0 saves its state in the file `checkpoint`; a run without `until` begins with what is saved there.
+    process must have come to its first batch before the others go on. `until`: the step after which all stop, and
+    replica 0 saves its state in the file `checkpoint`; a run without `until` begins with what is saved there.
     """
 
     replicas: int = 3
@@ -106,9 +106,7 @@ def replica(run, slot, life, lighthouse, all_here, coming, folder):
     )
     session, faults = loader.session, run.faults if life == 0 else {}
     saved = (model, optimizer, scheduler, loader)
-    if run.checkpoint and run.until < 0:
-        for part, state in zip(saved, torch.load(run.checkpoint, weights_only=False), strict=True):
-            part.load_state_dict(state)
+    restore(run, saved)
     with Path(folder, f"{slot}-{life}.jsonl").open("w", encoding="utf-8") as log:
         if life:
             coming[slot].set()
@@ -135,13 +133,30 @@ def replica(run, slot, life, lighthouse, all_here, coming, folder):
                     line |= {"positions": list(loader.current.positions[: loader.current.samples]), "at": time.time()}
                     print(json.dumps(line), file=log, flush=True)
                 if session.step == run.until:
-                    if slot == 0:
-                        torch.save([part.state_dict() for part in saved], run.checkpoint)
-                    return
-                if session.step in run.waits and (life == 0 or run.waits[session.step] != slot):
-                    assert coming[run.waits[session.step]].wait(GUARD_SECONDS)
+                    return save(run, slot, saved)
+                wait(run, session.step, slot, life, coming)
     weights = torch.cat([each.detach().flatten() for each in model.parameters()])
     Path(folder, f"{slot}-{life}.weights").write_text(json.dumps(weights.tolist()), encoding="utf-8")
+
+
+def restore(run, parts):
+    import torch
+
+    if run.checkpoint and run.until < 0:
+        for part, state in zip(parts, torch.load(run.checkpoint, weights_only=False), strict=True):
+            part.load_state_dict(state)
+
+
+def save(run, slot, parts):
+    import torch
+
+    if slot == 0:
+        torch.save([part.state_dict() for part in parts], run.checkpoint)
+
+
+def wait(run, step, slot, life, coming):
+    if step in run.waits and (life == 0 or run.waits[step] != slot):
+        assert coming[run.waits[step]].wait(GUARD_SECONDS)
 
 
 def fail(fault):

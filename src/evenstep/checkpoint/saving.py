@@ -20,8 +20,8 @@ from evenstep.checkpoint.writing import CheckpointWriter, Saver
 from evenstep.core.disagreement import Field, require_agreement
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
-from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.core.values import UNLIMITED, require_whole
+from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.torch.agree import device_identity
 from evenstep.torch.data.batches import Batches
 from evenstep.torch.engines.served import ServedEngine

@@ -221,12 +221,8 @@ def _heading(view: LiveView, title: str) -> Text:
         f"{epoch}   {view.samples:,} samples",
         style="not bold",
     )
-    if (elastic := view.elastic) is not None:
-        heading.append(
-            f"\nmembers {' '.join(map(str, elastic.members))}   {elastic.joins} joined   {elastic.deaths} died"
-            f"   not counted: {elastic.not_counted}",
-            style="not bold",
-        )
+    if view.elastic is not None:
+        heading.append(f"\n{view.elastic.text}", style="not bold")
     return heading
 
 

@@ -120,6 +120,12 @@ class ElasticSummary:
     deaths: int
     not_counted: int
 
+    @property
+    def text(self) -> str:
+        """The same in a line."""
+        there = " ".join(map(str, self.members))
+        return f"members {there}; {self.joins} joined, {self.deaths} died; steps that did not count: {self.not_counted}"
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
