@@ -1,5 +1,6 @@
 """The quorum of torchft, as this package uses it: who is a member of the next step, sums over them, and the commit."""
 
+import time
 from typing import Any, Final, final
 
 import torch
@@ -8,8 +9,9 @@ from torchft import Manager
 
 from evenstep.core.errors import ConfigError, EvenstepError
 
-_TRIES: Final = 5
-"""How often a replica asks for the quorum within its time."""
+_TRIES: Final = 3
+"""How often a replica asks for the quorum, each time for twice as long as the members wait for one that hangs."""
+_PAUSE_SECONDS: Final = 0.2
 
 
 class BrokenQuorumError(EvenstepError, RuntimeError):
@@ -39,14 +41,17 @@ class Quorum:
         """Meet the other members, unless this has happened for this step; a replica that is behind gets the state."""
         if self._open:
             return
-        for left in reversed(range(_TRIES)):
+        seconds = 2 * self._manager._quorum_timeout
+        ends = time.monotonic() + _TRIES * seconds.total_seconds()
+        while True:
             try:
-                self._manager.start_quorum(timeout=self._manager._quorum_timeout / _TRIES)
+                self._manager.start_quorum(timeout=seconds)
                 break
             except (RuntimeError, TimeoutError):  # A request is lost with a Lighthouse that is started again.
                 self._manager._quorum_future = None
-                if not left:
+                if time.monotonic() > ends:
                     raise
+                time.sleep(_PAUSE_SECONDS)
         self._open = True
 
     @property
