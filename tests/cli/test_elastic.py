@@ -46,7 +46,8 @@ def test_a_replica_that_is_killed_is_named_and_shown_and_the_run_goes_on(tmp_pat
     assert "finished 1 500" in done.stdout
     assert re.search(r"evenstep: lb-bsp: 500 steps; members [01 ]+; [23] joined, 1 died; steps that did", done.stderr)
     summary = summarise(tmp_path / "run")
-    assert sum(each.samples for each in summary.workers) == 4000
+    # What a process did in the step in which it was killed counts, but it had no time to record it.
+    assert 3992 <= sum(each.samples for each in summary.workers) <= 4000
     assert summary.elastic.not_counted <= 1
     assert top.main([str(tmp_path / "run"), "--once"]) == 0
     shown = capsys.readouterr().out
