@@ -109,7 +109,7 @@ def _follow(cell, folder, launchers, outcome):
 def check(cell, outcome):
     """What is wrong with an outcome, as sentences."""
     wrong = [] if len(outcome.fired) == len(cell.victims) else [f"fired: {outcome.fired}"]
-    wrong += [] if not any(outcome.codes) else [f"the launchers ended with {outcome.codes}"]
+    wrong += [] if outcome.codes == cell.codes else [f"the launchers ended with {outcome.codes}"]
     wrong += [] if len(outcome.finished) == cell.members else [f"finished: {sorted(outcome.finished)}"]
     named = [int(each) for each in outcome.fired if each.isdecimal()]
     for each in named:

@@ -63,6 +63,11 @@ class ElasticCell:
         gone = 0 if self.fault in COMES_BACK else 1 if self.victim == LINK else len(self.victims)
         return COUNT - gone
 
+    @property
+    def codes(self):
+        """The exit codes of the launchers, by host."""
+        return [0, 1] if self.fault == "cut" else [0] * self.hosts
+
     def row(self, seconds):
         """Of the table: the cell, and the seconds from the fault to the next step that counts."""
         two = {"killed": "two killed", "stopped": "two stopped", "hangs": "two hang"}

@@ -80,6 +80,7 @@ def manager_of(launched: LaunchSettings, timeout_seconds: float, device: str) ->
         use_async_quorum=False,
         timeout=timeout,
         quorum_timeout=timeout,
+        connect_timeout=timeout,
         rank=0,
         world_size=1,
         store_addr=host,
