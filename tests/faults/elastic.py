@@ -74,7 +74,7 @@ def run_cell(cell, folder):
 
 
 def _command(cell, folder):
-    timeout = 60.0 if cell.victim == HOST else TIMEOUT_SECONDS
+    timeout = 30.0 if cell.victim == HOST else TIMEOUT_SECONDS
     options = ["--timeout", str(timeout), "--heartbeat", str(HEARTBEAT_SECONDS)]
     return [sys.executable, "-m", "evenstep.cli.main", "run", *options]
 

@@ -106,6 +106,7 @@ def train(cell, folder):
     members = epoch = 0
     with Path(folder, f"steps-{name}{again}").open("a", buffering=1) as journal:
         while members != cell.members:
+            members = 0
             for inputs, targets in loader:
                 epoch, step = loader.session.at.epoch, session.step
                 faults.wait_for_others(step)
