@@ -65,7 +65,8 @@ def run_cell(cell, folder):
             _run_on_two_hosts(cell, folder, hosts, environment, outcome)
     outcome.terminal = "".join(path.read_text() for path in sorted(folder.glob("terminal-*")))
     outcome.left += marked(mark)
-    outcome.left += [str(path) for path in (folder / "tmp").iterdir() if not path.name.startswith("torch")]
+    if cell.victim != HOST:  # A launcher that is killed leaves its folders.
+        outcome.left += [str(path) for path in (folder / "tmp").iterdir() if not path.name.startswith("torch")]
     outcome.fired = {path.name.partition("-")[2]: path.stat().st_mtime for path in folder.glob("fired-*")}
     for path in folder.glob("steps-*"):
         outcome.steps += [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,6 +1,7 @@
 """The quorum of torchft, as this package uses it: who is a member of the next step, sums over them, and the commit."""
 
 import time
+import zlib
 from typing import Any, Final, final
 
 import torch
@@ -19,6 +20,26 @@ class BrokenQuorumError(EvenstepError, RuntimeError):
 
 
 @final
+class _Numbering:
+    """A client of torchft's manager for which a quorum of other members has another number.
+
+    A Lighthouse that is started again counts from 1. Members connect anew only if the number is new to them, and leave
+    their addresses under it in a store that may hold those of an earlier quorum.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def _quorum(self, **request: Any) -> Any:
+        found = self._client._quorum(**request)
+        found.quorum_id = zlib.crc32(" ".join((str(found.quorum_id), *sorted(found.replica_ids))).encode())
+        return found
+
+
+@final
 class Quorum:
     """This replica in the quorum of torchft's `Manager`.
 
@@ -32,6 +53,7 @@ class Quorum:
                 "sizes follow from the members, who must be known before a batch is fetched: give torchft's Manager"
                 " use_async_quorum=False"
             )
+        manager._client = _Numbering(manager._client)
         self._manager = manager
         self._open = False
         # torchft counts the quorums: one whose members, or their connections, are new has a new number.
