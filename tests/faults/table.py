@@ -132,7 +132,8 @@ def _framework(framework, rows):
     faults, moments = ([each for each in _ORDER if any(key[at] == each for key in cells)] for at in (0, 1))
     yield f"## {name}\n"
     yield intro
-    yield f"Python {platform.python_version()}, {name} {version(package)}, {len(rows)} cells.\n"
+    of = package if framework == "elastic" else name
+    yield f"Python {platform.python_version()}, {of} {version(package)}, {len(rows)} cells.\n"
     yield _line(["", *moments])
     yield _line(["---"] * (1 + len(moments)))
     for fault in faults:
