@@ -77,13 +77,13 @@ def soak(folder, options):
     chance, ends = random.Random(options.seed), time.monotonic() + 60 * options.minutes
     command = [sys.executable, "-m", "evenstep", "run", "--elastic", f"1:{REPLICAS}", "--max-restarts", "1000"]
     command += [__file__, "--folder", str(folder)]
-    kills, memory, noted = [], [], 0.0
+    kills, memory = [], []
     with (folder / "terminal").open("w") as terminal:
-        launcher = psutil.Popen(command, stderr=terminal, stdout=terminal, stdin=subprocess.DEVNULL)
+        launcher = subprocess.Popen(command, stderr=terminal, stdout=terminal, stdin=subprocess.DEVNULL)
         while time.monotonic() < ends and launcher.poll() is None:
             time.sleep(options.every)
             there = sorted(folder.glob("pid-*"))
-            memory.append(launcher.memory_info().rss >> 20)
+            memory.append(psutil.Process(launcher.pid).memory_info().rss >> 20)
             if len(there) > 1:  # Of each process only once; the last one is left.
                 victim = chance.choice(there)
                 pid = int(victim.read_text())
@@ -92,11 +92,11 @@ def soak(folder, options):
                     os.kill(pid, signal.SIGKILL)
                     kills.append(time.time())
         (folder / "stop").touch()
-        with suppress(psutil.TimeoutExpired):
+        with suppress(subprocess.TimeoutExpired):
             launcher.wait(120)
-        code, noted = launcher.poll(), len(psutil.Process().children(recursive=True))
+        code, left = launcher.poll(), len(psutil.Process().children(recursive=True))
         launcher.kill()
-    return report(folder, kills, memory, code, noted)
+    return report(folder, kills, memory, code, left)
 
 
 def report(folder, kills, memory, code, left):
