@@ -26,7 +26,8 @@ class Elastic:
     `stop`, `raise` or `exit` before the backward, `kill in backward`, `kill before step`, `kill after step`. `waits`:
     by step, the processes (replica and life) that must have come to their first batch before the others go on. `other`:
     the samples with which a process (replica and life) is started instead of `samples`, or None for other contents.
-    `habit`: how the script weighs and measures, `plain` or `units`.
+    `habit`: how the script weighs and measures, `plain` or `units`. `until`: the step after which all stop, and replica
+    0 saves its state in the file `checkpoint`; a run without `until` begins with what is saved there.
     """
 
     replicas: int = 3
@@ -40,7 +41,8 @@ class Elastic:
     num_workers: int = 0
     timeout_seconds: float = 20.0
     options: dict = field(default_factory=dict)
-    habit: str = "plain"
+    checkpoint: str = ""
+    until: int = -1
 
 
 @dataclass
@@ -129,6 +131,8 @@ def replica(run, slot, life, lighthouse, all_here, coming, folder):
     model, optimizer, loader = evenstep.prepare(
         model, optimizer, loader, global_batch_size=run.global_batch_size, schedulers=scheduler, **run.options
     )
+    saved = (model, optimizer, scheduler, loader)
+    restore(run, saved)
     mine = sorted((step, fault) for (each, step), fault in run.faults.items() if each == slot)[life : life + 1]
     if life == 0:
         all_here.wait(GUARD_SECONDS)
@@ -150,6 +154,8 @@ def replica(run, slot, life, lighthouse, all_here, coming, folder):
                     line = {"step": step, "epoch": epoch, "sizes": loader.batch_sizes, "slot": slot, "life": life}
                     line |= {"positions": list(loader.current.positions[: loader.current.samples]), "at": time.time()}
                     print(json.dumps(line | {"loss": loss}), file=log, flush=True)
+                if loader.session.step == run.until:
+                    return save(run, slot, saved)
                 for process in run.waits.get(loader.session.step, ()):
                     assert process == (slot, life) or coming[process].wait(GUARD_SECONDS)
     weights = torch.cat([each.detach().flatten() for each in model.parameters()])
@@ -175,6 +181,21 @@ def train(run, fault, model, optimizer, loader, inputs, targets):
     if fault == "kill after step":
         fail("kill")
     return loader.mean_over_workers(loss.item(), loader.current.samples) if run.habit == "units" else None
+
+
+def restore(run, parts):
+    import torch
+
+    if run.checkpoint and run.until < 0:
+        for part, state in zip(parts, torch.load(run.checkpoint, weights_only=False), strict=True):
+            part.load_state_dict(state)
+
+
+def save(run, slot, parts):
+    import torch
+
+    if slot == 0:
+        torch.save([part.state_dict() for part in parts], run.checkpoint)
 
 
 def fail(fault):

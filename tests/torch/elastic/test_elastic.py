@@ -1,6 +1,7 @@
 """Members come and go: every sample counts once, steps have one size, and the weights are those of one process."""
 
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 import torch
@@ -74,3 +75,14 @@ def test_two_replicas_die_in_one_step_and_one_of_them_comes_back_with_other_data
 def test_a_stopped_replica_is_left_out_and_the_others_go_on():
     run = Elastic(faults={(1, 10): "stop"}, timeout_seconds=3, epochs=1)
     assert require_as_alone(run, run_replicas(run))[-1] == 2
+
+
+def test_a_checkpoint_of_one_replica_is_where_other_replicas_begin(tmp_path):
+    """Saved in mid-epoch by one of three, and restored by two."""
+    run = Elastic(samples=288, checkpoint=str(tmp_path / "saved.pt"))
+    first = run_replicas(replace(run, until=7))
+    second = run_replicas(replace(run, replicas=2))
+    assert {code for outcome in (first, second) for *_, code in outcome.exits} == {0}
+    for line in second.steps:
+        line["step"] += 7
+    assert require_as_alone(run, replace(second, steps=first.steps + second.steps)) == 7 * [3] + 17 * [2]

@@ -13,6 +13,7 @@ from evenstep.core.load.limits import SizeLimits
 from evenstep.core.load.members import Members
 from evenstep.core.samples import Ledger, Lookahead, Request, Share, Shares
 from evenstep.launch.c10d import GradBucket, completed
+from evenstep.telemetry.events import NotCounted
 from evenstep.torch.agree import Terms
 from evenstep.torch.elastic.quorum import BrokenQuorumError, Quorum
 from evenstep.torch.engines.engine import Engine
@@ -223,6 +224,8 @@ class ElasticEngine(Engine):
         if not self.counted:
             self.uncounted, tracker.meter.received = 1, None
             tracker.take_back()
+            at, step = tracker.clock(), self._quorum.step
+            tracker.recorder.record(NotCounted(worker=self.workers.rank, iteration=step, at=at))
             return False
         self.members = self._present
         self.at = (batch.epoch + 1, 0) if batch.share.ends_epoch else (batch.epoch, batch.share.iteration + 1)

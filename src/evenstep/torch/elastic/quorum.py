@@ -1,7 +1,9 @@
 """The quorum of torchft, as this package uses it: who is a member of the next step, sums over them, and the commit."""
 
+import time
+import zlib
 from collections.abc import Callable
-from typing import Final, final
+from typing import Any, Final, final
 
 import torch
 from torch.distributed import ReduceOp
@@ -9,12 +11,33 @@ from torchft import Manager
 
 from evenstep.core.errors import ConfigError, EvenstepError
 
-_TRIES: Final = 5
-"""How often a replica asks for the quorum within its time."""
+_TRIES: Final = 3
+"""How often a replica asks for the quorum, each time for twice as long as the members wait for one that hangs."""
+_PAUSE_SECONDS: Final = 0.2
 
 
 class BrokenQuorumError(EvenstepError, RuntimeError):
     """A member was lost in a step, which therefore does not count; another step follows, with those that are left."""
+
+
+@final
+class _Numbering:
+    """A client of torchft's manager for which a quorum of other members has another number.
+
+    A Lighthouse that is started again counts from 1. Members connect anew only if the number is new to them, and leave
+    their addresses under it in a store that may hold those of an earlier quorum.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def _quorum(self, **request: Any) -> Any:
+        found = self._client._quorum(**request)
+        found.quorum_id = zlib.crc32(" ".join((str(found.quorum_id), *sorted(found.replica_ids))).encode())
+        return found
 
 
 @final
@@ -31,7 +54,9 @@ class Quorum:
                 "sizes follow from the members, who must be known before a batch is fetched: give torchft's Manager"
                 " use_async_quorum=False"
             )
+        manager._client = _Numbering(manager._client)
         self._manager = manager
+        self._seconds = 2 * manager._quorum_timeout
         self._open = False
         self._expected = False
         # torchft counts the quorums: one whose members, or their connections, are new has a new number.
@@ -49,15 +74,17 @@ class Quorum:
             self._ask()
             self._expected = self._open = True
             return
-        for left in reversed(range(_TRIES)):
+        ends = time.monotonic() + _TRIES * self._seconds.total_seconds()
+        while True:
             try:
                 self._ask()
                 self._manager.wait_quorum()
                 break
             except (RuntimeError, TimeoutError):  # A request is lost with a Lighthouse that is started again.
                 self._manager._quorum_future = None
-                if not left:
+                if time.monotonic() > ends:
                     raise
+                time.sleep(_PAUSE_SECONDS)
         if self._manager._healing:
             self._manager._apply_pending_state_dict()
             self._manager._healing = False
@@ -71,7 +98,7 @@ class Quorum:
             manager._async_quorum,
             allow_heal=True,
             shrink_only=False,
-            quorum_timeout=manager._quorum_timeout / _TRIES,
+            quorum_timeout=self._seconds,
             curr_device=torch.accelerator.current_device_index() if torch.accelerator.is_available() else -1,
         )
 

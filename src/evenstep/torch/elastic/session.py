@@ -28,6 +28,8 @@ from evenstep.launch.c10d import GradBucket
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.launch.marks import leave_mark
 from evenstep.schemes import Scheme
+from evenstep.telemetry import JsonlRecorder, Logged, Silent
+from evenstep.telemetry.events import Ended
 from evenstep.torch.agree import agree
 from evenstep.torch.cuda import DeviceStopwatch
 from evenstep.torch.data.common_data import checksum_of
@@ -37,6 +39,7 @@ from evenstep.torch.data.sampling import Sampling
 from evenstep.torch.elastic.engine import ElasticEngine
 from evenstep.torch.elastic.model import summing
 from evenstep.torch.elastic.quorum import BrokenQuorumError, Quorum
+from evenstep.torch.elastic.record import ReplicaRecorder
 from evenstep.torch.engines.engine import NO_BATCH
 from evenstep.torch.failure import install_hook
 from evenstep.torch.model import PreparedModel, device_of, forget
@@ -48,7 +51,7 @@ from evenstep.worker.activity import Activity
 from evenstep.worker.agreement import hold_of
 from evenstep.worker.arguments import require_known
 from evenstep.worker.meter import HostStopwatch
-from evenstep.worker.opening import open_tracker
+from evenstep.worker.opening import open_tracker, run_event
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
@@ -101,6 +104,10 @@ class ElasticSession:
                 " without predictor=narx and nonfinite=refuse"
             )
         self._launched, self._slot, self._slots = launched, *_slot_of(launched)
+        slot, folder = self._slot, self._request.events_dir
+        last = partial(Ended, worker=slot)
+        keeps = Silent() if folder is None else JsonlRecorder(folder, slot, last=lambda: last(at=time.perf_counter()))
+        self._recorder = ReplicaRecorder(keeps, slot, self._slots)
         self._quorum = Quorum(manager)
         self._modules: list[torch.nn.Module] = []
         self._prepared: list[PreparedModel] = []
@@ -206,9 +213,7 @@ class ElasticSession:
             DeviceStopwatch() if device_of(self._modules[0]).type == "cuda" else HostStopwatch(time.perf_counter),
             self._activity,
             launched=self._launched,
-            folder=self._request.events_dir,
-            by_argument=self._request.run_dir is not None,
-            slot=self._slot,
+            recorder=Logged(self._recorder, self._slot),
         )
         engine = self._engine = ElasticEngine(
             workers,
@@ -258,7 +263,7 @@ class ElasticSession:
             rank=rank, count=count, host=socket.gethostname(), timeout_seconds=timeout, rows=self._quorum.rows
         )
         try:
-            told = gather(workers, {"key": self._key, "slot": self._slot})
+            told = gather(workers, {"key": self._key, "slot": self._slot, "host": workers.host})
             agreed, terms = agree(self._request_of([each["slot"] for each in told]), workers, self._activity)
         except BrokenQuorumError:
             return False
@@ -269,6 +274,10 @@ class ElasticSession:
         if self._arrived is not None:
             self._take_over(engine, self._arrived, agreed.scheme.load)
         engine.regroup(workers, tuple(each["key"] for each in told), agreed, terms)
+        assert self._loader is not None
+        length, seed = self._loader.iterations_per_epoch, self._request.seed
+        run = run_event(agreed, rank, iterations=length, seed=seed, torch=str(torch.__version__))
+        self._recorder.members(told, rank, run, self.step)
         return True
 
     def _request_of(self, slots: list[int]) -> RunRequest:
