@@ -43,6 +43,7 @@ class Elastic:
     options: dict = field(default_factory=dict)
     checkpoint: str = ""
     until: int = -1
+    habit: str = "plain"
 
 
 @dataclass
