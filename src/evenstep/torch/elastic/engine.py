@@ -171,8 +171,6 @@ class ElasticEngine(Engine):
                 wait()
             for each in self._models:
                 each.set(units / (float(table.sum()) or 1.0))
-        with self.meeting():
-            self._quorum.arrive()
         self._models[model].apply(bucket, buffer)
         self._works.append(self._quorum.sum(buffer))
         if bucket.is_last():

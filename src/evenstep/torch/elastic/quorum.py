@@ -58,61 +58,28 @@ class Quorum:
         self._manager = manager
         self._seconds = 2 * manager._quorum_timeout
         self._open = False
-        self._expected = False
         # torchft counts the quorums: one whose members, or their connections, are new has a new number.
         self._known = -1
 
     def open(self) -> None:
         """Meet the other members, unless this has happened for this step; a replica that is behind gets the state.
 
-        After a step that counted, the members are taken to be the same until `arrive`, and they meet in the background
-        while the batch is computed. If they are others by then, the step does not count.
+        Not in the background: a member would then compute the next step before all others have ended this one, and if
+        it stopped there, one could count a step that another repeats.
         """
         if self._open:
-            return
-        if self._known != -1:
-            self._ask()
-            self._expected = self._open = True
             return
         ends = time.monotonic() + _TRIES * self._seconds.total_seconds()
         while True:
             try:
-                self._ask()
-                self._manager.wait_quorum()
+                self._manager.start_quorum(timeout=self._seconds)
                 break
             except (RuntimeError, TimeoutError):  # A request is lost with a Lighthouse that is started again.
                 self._manager._quorum_future = None
                 if time.monotonic() > ends:
                     raise
                 time.sleep(_PAUSE_SECONDS)
-        if self._manager._healing:
-            self._manager._apply_pending_state_dict()
-            self._manager._healing = False
         self._open = True
-
-    def _ask(self) -> None:
-        """Begin what `Manager.start_quorum` does, in torchft's own thread."""
-        manager = self._manager
-        manager._errored, manager._healing = None, False
-        manager._quorum_future = manager._executor.submit(
-            manager._async_quorum,
-            allow_heal=True,
-            shrink_only=False,
-            quorum_timeout=self._seconds,
-            curr_device=torch.accelerator.current_device_index() if torch.accelerator.is_available() else -1,
-        )
-
-    def arrive(self) -> None:
-        """Wait until the members that were taken to be the same have met; the step is `broken` if they are others."""
-        if not self._expected:
-            return
-        self._expected = False
-        try:
-            self._manager.wait_quorum()
-        except (RuntimeError, TimeoutError) as error:
-            self._manager.report_error(error)
-        if self._manager._quorum_id != self._known:
-            self._manager.report_error(BrokenQuorumError("the members are others"))
 
     @property
     def step(self) -> int:
@@ -127,7 +94,7 @@ class Quorum:
     @property
     def changed(self) -> bool:
         """True if the members may be others than those that have settled."""
-        return not self._expected and bool(self._manager._quorum_id != self._known)
+        return bool(self._manager._quorum_id != self._known)
 
     def settled(self) -> None:
         """Note that the members have settled what they compute."""
@@ -143,7 +110,6 @@ class Quorum:
 
         Like `Manager.allreduce`, without the half millisecond of futures that it takes.
         """
-        self.arrive()
         if self.broken:
             return _nothing
         try:
@@ -162,7 +128,6 @@ class Quorum:
 
     def table(self, row: torch.Tensor) -> torch.Tensor:
         """A table with this row at the rank of this replica, shape [members, ...]; `sum` fills in the others."""
-        self.arrive()
         rank, count = self.place
         table = torch.zeros((count, *row.shape), dtype=row.dtype)
         table[rank] = row
@@ -187,7 +152,6 @@ class Quorum:
 
     def commit(self) -> bool:
         """End the step; returns whether it counts. If not, no state may have changed."""
-        self.arrive()
         self._open = False
         counts = bool(self._manager.should_commit())
         if not counts:  # Another member may wait for this one in a sum that has failed here: it fails there too then.
