@@ -108,7 +108,7 @@ def train(cell, folder):
         while members != cell.members:
             members = 0
             for inputs, targets in loader:
-                epoch, step = loader.session.at.epoch, session.step
+                epoch, step = loader.epoch, session.step
                 faults.wait_for_others(step)
                 faults.at("first iteration" if step == FIRST else "mid-epoch" if step == STEP else "")
                 optimizer.zero_grad()
@@ -139,7 +139,7 @@ def watch_moments(session, faults):
 
     def load(state):
         faults.at("joins")
-        session._load(state)
+        session._receive(state)
 
     def save():
         if session.step >= STEP:  # Not at first, when only one may have a state to lose.
