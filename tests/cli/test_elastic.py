@@ -1,13 +1,15 @@
 """`evenstep run --elastic`: replicas that die are named and started again, and the others go on."""
 
+import re
 import subprocess
 import sys
 
 import pytest
 from support.guard import GUARD_SECONDS
 
-from evenstep.cli import run
+from evenstep.cli import run, top
 from evenstep.core.errors import ConfigError
+from evenstep.report.summary import summarise
 
 SCRIPT = """
 import os, signal
@@ -34,14 +36,34 @@ print("finished", os.environ["RANK"], loader.session.step)
 
 
 @pytest.mark.multiprocess
-def test_a_replica_that_is_killed_is_named_and_the_run_goes_on(tmp_path):
+def test_a_replica_that_is_killed_is_named_and_shown_and_the_run_goes_on(tmp_path, capsys):
     pytest.importorskip("torchft")
     (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "evenstep", "run", "--elastic", "1:2", "train.py"]
+    command = [sys.executable, "-m", "evenstep", "run", "--elastic", "1:2", "--run-dir", "run", "train.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=GUARD_SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     assert "worker 0 was killed by SIGKILL; it is started again" in done.stderr
     assert "finished 1 500" in done.stdout
+    assert re.search(r"evenstep: lb-bsp: 500 steps; members [01 ]+; [23] joined, 1 died; steps that did", done.stderr)
+    summary = summarise(tmp_path / "run")
+    # What a process did in the step in which it was killed counts, but it had no time to record it.
+    assert 3992 <= sum(each.samples for each in summary.workers) <= 4000
+    assert summary.elastic.not_counted <= 1
+    assert top.main([str(tmp_path / "run"), "--once"]) == 0
+    shown = capsys.readouterr().out
+    assert summary.elastic.text in shown
+    assert "worker 0 was killed by SIGKILL" in shown
+
+
+@pytest.mark.multiprocess
+def test_a_script_that_fails_at_once_ends_the_run_with_an_error(tmp_path):
+    pytest.importorskip("torchft")
+    (tmp_path / "train.py").write_text("raise SystemExit('a mistake')")
+    command = [sys.executable, "-m", "evenstep", "run", "--elastic", "1:1", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=GUARD_SECONDS, check=False)
+    assert done.returncode == 1
+    assert "worker 0 failed 3 times before its first step, and is not started again" in done.stderr
+    assert "no replica finished" in done.stderr
 
 
 @pytest.mark.parametrize("given", ["2", "0:2", "3:2", "a:b"])
@@ -50,6 +72,8 @@ def test_numbers_that_are_no_range_are_refused(given):
         run.parse(["--elastic", given, "train.py"])
 
 
-def test_a_lighthouse_is_for_elastic_runs():
+def test_a_lighthouse_is_for_elastic_runs_and_has_an_address():
+    with pytest.raises(ConfigError, match="--lighthouse must be an address"):
+        run.parse(["--elastic", "1:2", "--lighthouse", "host0", "train.py"])
     with pytest.raises(ConfigError, match="--lighthouse is for elastic runs"):
         run.parse(["--lighthouse", "http://host0:29510", "train.py"])

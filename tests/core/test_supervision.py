@@ -307,7 +307,7 @@ def test_a_restart_is_said_before_the_run_ends():
     assert restarts.look(0.0, last=True) == [f"worker 1 {KILLED}; all workers start again (2 of 2)"]
 
 
-ALL = (0, 1, 2)
+ALL = dict.fromkeys(range(3), 0.0)
 STOPPED = "worker 1 stood still for 4 s, stopped by a signal such as SIGSTOP: find out who sent it"
 
 
@@ -318,7 +318,7 @@ def looking(silent=20.0, timeout=4.0):
     def look(now, *, running=ALL, halted=(), done=(), came=ALL):
         for worker in done:
             supervision.ended(Ending(worker=worker, exit_code=0))
-        supervision.processes(running=running, halted=halted, came=came)
+        supervision.processes(running=running, halted=halted, came=dict.fromkeys(came, 0.0))
         return supervision.look(now), supervision.to_end, supervision.stopped
 
     return look
@@ -378,3 +378,28 @@ def test_a_run_in_which_others_wait_for_a_worker_that_ended_before_it_came_is_st
 def test_a_worker_that_is_done_is_missed_by_nobody():
     look = looking()
     assert look(0.0, running=[0, 2], done=[1]) == look(50.0, running=[0, 2], done=[1]) == NOTHING
+
+
+def test_a_replica_that_hangs_is_named_once_the_others_have_gone_on_and_ended_once_they_have_finished():
+    run = Run(come=False)
+    supervision = run.supervision = Supervision(
+        workers=3, elastic=True, restarts=1, timeout_seconds=4.0, alone_seconds=4.0
+    )
+
+    def stepped(now, *seconds, running=ALL):
+        supervision.processes(running=running, halted=(), came=dict(enumerate(seconds)))
+        return run.look(now)
+
+    assert stepped(0.0, 1.0, 1.0, 1.0) == stepped(9.0, 4.5, 5.0, 1.0) == []
+    hangs = "worker 2 kept the others waiting for 4 s; the others go on"
+    assert stepped(10.0, 9.0, 9.1, 1.0) == []  # Its step may be about to count, too.
+    assert stepped(13.1, 12.0, 12.0, 1.0) == [hangs]
+    assert stepped(14.0, 14.0, 14.0, 14.0) == ["worker 2 is back"]
+    assert stepped(20.0, 19.0, 19.0, 14.0) == []
+    assert stepped(23.1, 19.0, 19.0, 14.0) == [hangs]
+    for worker in (0, 1):
+        supervision.ended(Ending(worker=worker, exit_code=0))
+    assert stepped(26.0, 19.0, 19.0, 14.0, running=[2]) == []
+    gone = stepped(31.0, 19.0, 19.0, 14.0, running=[2])
+    assert gone == ["worker 2 did not come back within 4 s, and is ended", "end 2"]
+    assert supervision.lost == {2: "kept the others waiting for 4 s and did not come back"}

@@ -18,5 +18,5 @@ def test_a_test_that_the_page_names_exists(path, name):
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
 def test_each_cell_has_a_test_or_says_no(row):
     _, *cells = row
-    assert len(cells) == 7
+    assert len(cells) in (7, 1)  # Elastic runs have a table of their own.
     assert [cell for cell in cells if "](../tests/" not in cell and not cell.startswith("No")] == []

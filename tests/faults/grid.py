@@ -313,7 +313,7 @@ def _run_launched(cell, folder, outcome):
             env=environment, stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal, start_new_session=True,
         )  # fmt: skip
     outcome.codes[None] = _follow_launcher(cell, folder, launcher)
-    outcome.left += _marked(mark)
+    outcome.left += marked(mark)
     outcome.terminal = (folder / "terminal").read_text()
 
 
@@ -332,7 +332,7 @@ def _follow_launcher(cell, folder, launcher):
     return None
 
 
-def _marked(mark):
+def marked(mark):
     """The processes that are left of those that a launcher has started; they are killed."""
     left = []
     for process in psutil.process_iter():
@@ -358,14 +358,14 @@ def _run_on_two_hosts(cell, folder, outcome):
             _start_on(host, [str(SCRIPT), json.dumps(asdict(cell)), str(folder)], {**place, "RANK": str(rank)}, folder)
             for rank, host in enumerate(hosts)
         ]
-        _cut(cell, folder, hosts[cell.side])
+        cut(cell, folder, hosts[cell.side])
         ends = time.monotonic() + GUARD_SECONDS
         for rank, process in enumerate(processes):
             with suppress(subprocess.TimeoutExpired):
                 outcome.codes[rank] = process.wait(max(ends - time.monotonic(), 0.0))
             process.kill()
             process.wait()
-        outcome.left += _marked(place[worker.MARK])
+        outcome.left += marked(place[worker.MARK])
     outcome.codes = {rank: outcome.codes.get(rank) for rank in range(len(hosts))}
     outcome.terminal = "".join(path.read_text() for path in sorted(folder.glob("terminal-*")))
 
@@ -380,14 +380,19 @@ def _start_on(host, command, environment, folder):
         )  # fmt: skip
 
 
-def _cut(cell, folder, host):
+def wait_for(file):
+    ends = time.monotonic() + GUARD_SECONDS
+    while not file.exists() and time.monotonic() < ends:
+        time.sleep(POLL_SECONDS)
+
+
+def cut(cell, folder, host):
     """Take down this host's end of the link once the fault is due, and up again where that is for a while."""
     namespace, interface, _ = host
-    fired, ends = folder / f"fired-{cell.victim}", time.monotonic() + GUARD_SECONDS
-    while not fired.exists() and time.monotonic() < ends:
-        time.sleep(POLL_SECONDS)
+    wait_for(folder / f"fired-{cell.victim}")
     ip("-n", namespace, "link", "set", interface, "down")
     (folder / "cut").touch()
     if cell.fault == "cut for a while":
         time.sleep(PAUSE_SECONDS)
         ip("-n", namespace, "link", "set", interface, "up")
+        (folder / "went-on").touch()

@@ -1,6 +1,6 @@
 """Writes what came of the cells of the grid as a page of the documents.
 
-Those of another framework are run in an environment of its own, and have a section each.
+Those of another framework are run in an environment of its own, and have a section each, as have elastic runs.
 """
 
 import platform
@@ -73,7 +73,24 @@ work, and training ends after all of it (**finish**).
 - **NaN**: a reply with NaNs
 - **lies**: a reply that says that it took 1e9 s, on which nothing rests without rounds
 """
+_ELASTIC = """\
+Three replicas under `evenstep run --elastic 1:3`, with `--heartbeat 4` and `--timeout 10`; the last rows are of two
+hosts, with one replica on the second. The others **finish**, and so does the victim if it is started again, goes on or
+is reached again. It is checked that each of them lost at most the step in flight, that no sample counted twice, that
+the last weights are those of one process to 1e-10, and that the terminal names who was lost and why. The seconds are
+from the fault to the next step that counted.
+
+- **first iteration**, **mid-epoch**: in the script, between a batch and its backward
+- **commit**: the victim has found out that the step counts, and has not stepped yet
+- **joins**: the victim is about to use the state that it received
+- **sends**: the victim is about to send its state to a replica that joins
+- **killed**: SIGKILL; **stopped**: SIGSTOP; **paused**: SIGSTOP, and SIGCONT after 3 s
+- **raises**: an exception in the script; **hangs**: the main thread waits for ever
+- **link cut**: on the side of the second host, whose replica ends after `--timeout`, for good or for 3 s
+- **Lighthouse killed**: `evenstep run` on the first host, with its replicas; then the same command again
+"""
 FRAMEWORKS = {
+    "elastic": ("Elastic runs", "torchft", _ELASTIC),
     "tensorflow": ("TensorFlow", "tensorflow-cpu", _UNDER_RUN),
     "jax": ("JAX", "jax", _UNDER_RUN),
     "mxnet": ("MXNet", "mxnet", _UNDER_RUN),
@@ -84,8 +101,10 @@ _SECTIONS = re.compile(
     rf"^## (?:{'|'.join(name for name, *_ in FRAMEWORKS.values())})\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE
 )
 _ORDER = (
-    *("killed", "stopped", "hangs", "exits", "raises", "another model", "other data", "NaN", "NaN refused", "lies"),
-    *("start", "first iteration", "mid-epoch", "evaluation", "close", "with rounds", "without rounds"),
+    *("killed", "stopped", "paused", "hangs", "exits", "raises", "another model", "other data", "NaN", "NaN refused"),
+    *("lies", "two killed", "two stopped", "two hang", "link cut", "link cut for a while", "Lighthouse killed"),
+    *("start", "first iteration", "mid-epoch", "commit", "joins", "sends", "evaluation", "close"),
+    *("with rounds", "without rounds"),
 )
 """Of the rows and columns of a section."""
 
@@ -113,7 +132,8 @@ def _framework(framework, rows):
     faults, moments = ([each for each in _ORDER if any(key[at] == each for key in cells)] for at in (0, 1))
     yield f"## {name}\n"
     yield intro
-    yield f"Python {platform.python_version()}, {name} {version(package)}, {len(rows)} cells.\n"
+    of = package if framework == "elastic" else name
+    yield f"Python {platform.python_version()}, {of} {version(package)}, {len(rows)} cells.\n"
     yield _line(["", *moments])
     yield _line(["---"] * (1 + len(moments)))
     for fault in faults:

@@ -22,9 +22,12 @@ FEATURES = 6
 class Elastic:
     """A run of so many replicas.
 
-    `faults`: by replica and step, what its first process does there: `kill`, `stop`, `raise` or `exit` before the
-    backward, `kill in backward`, `kill before step`, `kill after step`. `waits`: by step, the replica whose second
-    process must have come to its first batch before the others go on.
+    `faults`: by replica and step, what it does there, the n-th process of a replica the n-th of its faults: `kill`,
+    `stop`, `raise` or `exit` before the backward, `kill in backward`, `kill before step`, `kill after step`. `waits`:
+    by step, the processes (replica and life) that must have come to their first batch before the others go on. `other`:
+    the samples with which a process (replica and life) is started instead of `samples`, or None for other contents.
+    `habit`: how the script weighs and measures, `plain` or `units`. `until`: the step after which all stop, and replica
+    0 saves its state in the file `checkpoint`; a run without `until` begins with what is saved there.
     """
 
     replicas: int = 3
@@ -34,32 +37,56 @@ class Elastic:
     faults: dict = field(default_factory=dict)
     waits: dict = field(default_factory=dict)
     slow: tuple = ()
+    other: dict = field(default_factory=dict)
     num_workers: int = 0
     timeout_seconds: float = 20.0
     options: dict = field(default_factory=dict)
+    checkpoint: str = ""
+    until: int = -1
     habit: str = "plain"
 
 
 @dataclass
 class Outcome:
-    """`weights` of each process that finished, by replica; the `steps` that counted, as each process recorded them."""
+    """`weights` of each process that finished, and the `errors` of those that raised, by replica and life; the indices
+    that each `reads` in its data workers; the `steps` that counted, as each process recorded them."""
 
     weights: dict = field(default_factory=dict)
+    errors: dict = field(default_factory=dict)
+    reads: dict = field(default_factory=dict)
     exits: list = field(default_factory=list)
     steps: list = field(default_factory=list)
 
 
-def parts(run):
+def parts(run, other=(), reads=None):
     import torch
 
-    generator = torch.Generator().manual_seed(7)
-    inputs = torch.randn(run.samples, FEATURES, generator=generator, dtype=torch.float64)
+    samples = run.samples if None in other or not other else other[0]
+    generator = torch.Generator().manual_seed(8 if None in other else 7)
+    inputs = torch.randn(samples, FEATURES, generator=generator, dtype=torch.float64)
     torch.manual_seed(1 + int(os.environ.get("RANK", "0")))  # What replicas begin with is not the same by itself.
     layers = torch.nn.Sequential(torch.nn.Linear(FEATURES, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
     dataset = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())
+    if reads is not None:
+        dataset = Reading(dataset, reads)
     loader = torch.utils.data.DataLoader(dataset, batch_size=8, shuffle=True, num_workers=run.num_workers)
     optimizer = torch.optim.SGD(layers.parameters(), lr=0.05, momentum=0.9)
     return layers, optimizer, loader
+
+
+class Reading:
+    """Notes each sample that a data worker reads."""
+
+    def __init__(self, dataset, file):
+        self.dataset, self.file = dataset, file
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, index):
+        with self.file.open("a", encoding="utf-8") as file:
+            print(index, file=file)
+        return self.dataset[index]
 
 
 def alone(run):
@@ -89,49 +116,87 @@ def replica(run, slot, life, lighthouse, all_here, coming, folder):
     import torch
 
     import evenstep
+    from evenstep.core.errors import EvenstepError
     from evenstep.launch.launch_settings import LaunchSettings
 
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)
+    other = [given for process, given in run.other.items() if process == (slot, life)]
     settings = LaunchSettings(
         elastic=(1, run.replicas), lighthouse=lighthouse, slow=run.slow, timeout=str(run.timeout_seconds)
     )
     os.environ.update(settings.to_environment(), RANK=str(slot), RUST_LOG="error", GLOO_SOCKET_IFNAME="lo")
-    model, optimizer, loader = parts(run)
+    reads = Path(folder, f"{slot}-{life}.reads") if run.num_workers else None
+    model, optimizer, loader = parts(run, other, reads)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
     model, optimizer, loader = evenstep.prepare(
         model, optimizer, loader, global_batch_size=run.global_batch_size, schedulers=scheduler, **run.options
     )
-    session, faults = loader.session, run.faults if life == 0 else {}
+    saved = (model, optimizer, scheduler, loader)
+    restore(run, saved)
+    mine = sorted((step, fault) for (each, step), fault in run.faults.items() if each == slot)[life : life + 1]
+    if life == 0:
+        all_here.wait(GUARD_SECONDS)
+    if (slot, life) in coming:
+        coming[slot, life].set()
+    try:
+        first = loader.epoch
+    except EvenstepError as error:
+        Path(folder, f"{slot}-{life}.error").write_text(str(error), encoding="utf-8")
+        raise
     with Path(folder, f"{slot}-{life}.jsonl").open("w", encoding="utf-8") as log:
-        if life:
-            coming[slot].set()
-        else:
-            all_here.wait(GUARD_SECONDS)
-        for epoch in range(loader.epoch, run.epochs):
+        for epoch in range(first, run.epochs):
             for inputs, targets in loader:
-                step = session.step
-                fault = faults.get((slot, step), "")
-                fail(fault)
-                optimizer.zero_grad()
-                outputs = model(inputs)
-                if fault == "kill in backward":
-                    outputs.register_hook(lambda _: fail("kill"))
-                torch.nn.functional.mse_loss(outputs, targets).backward()
-                if fault == "kill before step":
-                    fail("kill")
-                optimizer.step()
-                if fault == "kill after step":
-                    fail("kill")
+                step = loader.session.step
+                fault = next((fault for due, fault in mine if step >= due), "")
+                loss = train(run, fault, model, optimizer, loader, inputs, targets)
                 scheduler.step()
-                if session.counted:
+                if loader.session.counted:
                     line = {"step": step, "epoch": epoch, "sizes": loader.batch_sizes, "slot": slot, "life": life}
                     line |= {"positions": list(loader.current.positions[: loader.current.samples]), "at": time.time()}
-                    print(json.dumps(line), file=log, flush=True)
-                if session.step in run.waits and (life == 0 or run.waits[session.step] != slot):
-                    assert coming[run.waits[session.step]].wait(GUARD_SECONDS)
+                    print(json.dumps(line | {"loss": loss}), file=log, flush=True)
+                if loader.session.step == run.until:
+                    return save(run, slot, saved)
+                for process in run.waits.get(loader.session.step, ()):
+                    assert process == (slot, life) or coming[process].wait(GUARD_SECONDS)
     weights = torch.cat([each.detach().flatten() for each in model.parameters()])
     Path(folder, f"{slot}-{life}.weights").write_text(json.dumps(weights.tolist()), encoding="utf-8")
+
+
+def train(run, fault, model, optimizer, loader, inputs, targets):
+    """One step, or a part of it; returns the mean loss of all members if the script measures it."""
+    import torch
+
+    fail(fault)
+    optimizer.zero_grad()
+    outputs = model(inputs)
+    if fault == "kill in backward":
+        outputs.register_hook(lambda _: fail("kill"))
+    loss = torch.nn.functional.mse_loss(outputs, targets)
+    if run.habit == "units":
+        loader.weigh_by(loader.current.samples)
+    loss.backward()
+    if fault == "kill before step":
+        fail("kill")
+    optimizer.step()
+    if fault == "kill after step":
+        fail("kill")
+    return loader.mean_over_workers(loss.item(), loader.current.samples) if run.habit == "units" else None
+
+
+def restore(run, parts):
+    import torch
+
+    if run.checkpoint and run.until < 0:
+        for part, state in zip(parts, torch.load(run.checkpoint, weights_only=False), strict=True):
+            part.load_state_dict(state)
+
+
+def save(run, slot, parts):
+    import torch
+
+    if slot == 0:
+        torch.save([part.state_dict() for part in parts], run.checkpoint)
 
 
 def fail(fault):
@@ -142,16 +207,21 @@ def fail(fault):
 
 
 def run_replicas(run, *, restarts=1) -> Outcome:
-    """Start the replicas, and each one that fails again; kill those that have stopped once all others have ended."""
+    """Start the replicas, and each one that fails again; kill those that have stopped once all others have ended.
+
+    `restarts`: the most of each replica, or by replica.
+    """
     from torchft.coordination import LighthouseServer
 
     lighthouse = LighthouseServer(
         bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=20_000, quorum_tick_ms=10, heartbeat_timeout_ms=1000
     )
     address = f"http://127.0.0.1:{lighthouse.address().rpartition(':')[2]}"
-    coming = [CONTEXT.Event() for _ in range(run.replicas)]
+    coming = {process: CONTEXT.Event() for waited in run.waits.values() for process in waited}
     all_here = CONTEXT.Barrier(run.replicas)
     outcome, deadline = Outcome(), time.monotonic() + GUARD_SECONDS
+    left = dict.fromkeys(range(run.replicas), restarts) if isinstance(restarts, int) else dict(restarts)
+    stopped = {slot for (slot, _), fault in run.faults.items() if fault == "stop"}
     with tempfile.TemporaryDirectory() as folder:
         running: dict[Any, tuple[int, int, Any]] = {}
 
@@ -160,26 +230,40 @@ def run_replicas(run, *, restarts=1) -> Outcome:
             process.start()
             running[process.sentinel] = slot, life, process
 
+        def ended(sentinel):
+            slot, life, process = running.pop(sentinel)
+            process.join()
+            outcome.exits.append((slot, life, process.exitcode))
+            if process.exitcode and left.get(slot):
+                left[slot] -= 1
+                start(slot, life + 1)
+
         for slot in range(run.replicas):
             start(slot, 0)
-        stopped = {slot for (slot, _), fault in run.faults.items() if fault == "stop"}
         try:
             while {slot for slot, life, _ in running.values()} - stopped:
                 ready = multiprocessing.connection.wait(list(running), max(0.0, deadline - time.monotonic()))
                 assert ready, f"replicas {[each[:2] for each in running.values()]} did not finish in time"
                 for sentinel in ready:
-                    slot, life, process = running.pop(sentinel)
-                    process.join()
-                    outcome.exits.append((slot, life, process.exitcode))
-                    if process.exitcode and life < restarts:
-                        start(slot, life + 1)
+                    ended(sentinel)
         finally:
             for _, _, process in running.values():
                 process.kill()
                 process.join()
             lighthouse.shutdown()
-        for file in Path(folder).glob("*.weights"):
-            outcome.weights[file.stem] = json.loads(file.read_text(encoding="utf-8"))
-        for file in Path(folder).glob("*.jsonl"):
-            outcome.steps += [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        read_files(Path(folder), outcome)
     return outcome
+
+
+def read_files(folder, outcome):
+    """Take in what the processes left."""
+    texts = {file: file.read_text(encoding="utf-8") for file in folder.iterdir()}
+    for file, text in texts.items():
+        if file.suffix == ".weights":
+            outcome.weights[file.stem] = json.loads(text)
+        elif file.suffix == ".error":
+            outcome.errors[file.stem] = text
+        elif file.suffix == ".reads":
+            outcome.reads[file.stem] = [*map(int, text.splitlines())]
+        else:
+            outcome.steps += [json.loads(line) for line in text.splitlines()]

@@ -21,6 +21,7 @@ from evenstep.core.disagreement import Field, require_agreement
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
 from evenstep.core.values import UNLIMITED, require_whole
+from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.torch.agree import device_identity
 from evenstep.torch.data.batches import Batches
 from evenstep.torch.engines.served import ServedEngine
@@ -153,6 +154,11 @@ def require_arguments(folder: object, model: object, optimizer: object, loader: 
 
     Returns the loaders.
     """
+    if LaunchSettings.from_environment(os.environ).elastic is not None:
+        raise ConfigError(
+            "replicas come and go, so that none can be waited for: leave out evenstep.checkpoint, and have one replica"
+            " torch.save the state_dict() of model, optimizer and loader"
+        )
     if not folder or not isinstance(folder, str | os.PathLike):
         raise ConfigError(f"folder must be the path of a folder, not {shown(folder)}: {_ORDER}")
     for name, kind, given in (

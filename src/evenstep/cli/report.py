@@ -38,6 +38,8 @@ def main(arguments: list[str]) -> int:
         console.print(compared(overviews), markup=False, soft_wrap=True)
     for each in overviews:
         console.print(f"[bold]{escape(each.name)}[/bold]  {escape(each.summary.verdict.text)}", soft_wrap=True)
+        if each.summary.elastic is not None:
+            console.print(f"{escape(each.name)}: {each.summary.elastic.text}", soft_wrap=True)
         if each.run.unrecorded:
             console.print(
                 f"{escape(each.name)} has no iterations of {each.run.unrecorded} of its workers: all figures are those"

@@ -4,9 +4,10 @@ import argparse
 import gc
 import json
 import os
+import re
 import sys
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
@@ -51,6 +52,8 @@ def main(arguments: list[str]) -> int:
         notices = start(options, marks=marks)
         summary = marks / SUMMARY_FILE
         lines = summary.read_text(encoding="utf-8").splitlines() if summary.exists() else []
+        if options.elastic and run_dir is not None:  # No replica has seen all of it.
+            lines += _elastic_lines(Path(run_dir))
         prepared = any(marks.iterdir())
         for notice in [*lines, *notices, *([] if prepared else [without_prepare])]:
             print(f"evenstep: {notice}", file=sys.stderr)
@@ -59,6 +62,17 @@ def main(arguments: list[str]) -> int:
 
             print(json.dumps(asdict(summarise(Path(str(run_dir)))) if prepared else None))
     return 0
+
+
+def _elastic_lines(run_dir: Path) -> list[str]:
+    """Sum up an elastic run from its record."""
+    from evenstep.report.summary import summarise
+
+    with suppress(ConfigError):  # No step counted.
+        found = summarise(run_dir)
+        if found.elastic is not None:
+            return [f"{found.scheme}: {found.iterations:,} steps; {found.elastic.text}", found.verdict.text]
+    return []
 
 
 def _without_prepare(options: argparse.Namespace) -> str:
@@ -99,6 +113,8 @@ def _read_elastic(options: argparse.Namespace) -> None:
     if not (colon and least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
         raise ConfigError(f"--elastic must be the fewest and the most replicas, such as 1:4, not {given!r}")
     options.elastic = int(least), int(most)
+    if options.lighthouse is not None and not re.fullmatch(r"http://[^/]+:\d{1,5}", options.lighthouse):
+        raise ConfigError(f"--lighthouse must be an address, such as http://host0:29510, not {options.lighthouse!r}")
     if options.lighthouse is None and options.nproc_per_node == "1":
         options.nproc_per_node = most
 
@@ -228,7 +244,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--lighthouse",
         metavar="ADDRESS",
-        help="the address of torchft's Lighthouse, for an elastic run on several hosts: http://host:29510 (default: one"
-        " is started)",
+        help="the address of torchft's Lighthouse, for an elastic run on several hosts, such as http://host0:29510: the"
+        " launcher on that host starts it, unless it runs already (default: one for this host alone)",
     )
     add("--json", action="store_true", help="print a summary of the run as the last line, as JSON")

@@ -75,8 +75,8 @@ class Supervision:
         together: Whether a failure ends or restarts all workers, as torchrun's agent does without servers.
         silent_seconds: How long a worker may be stopped while another one runs.
         timeout_seconds: How long a worker may keep others waiting in `prepare`.
-        grace_seconds: After a worker left its loop early, the others have this long to leave theirs before it is
-            reported.
+        grace_seconds: After a worker left its loop early, or went on without another, the others have this long to do
+            the same before it is reported.
         settle_seconds: Other failures within this time after the first may turn out to be its cause.
         alone_seconds: How long the last workers may go on, or take to come back, after all others have ended, if their
             timeout is not known.
@@ -104,6 +104,7 @@ class Supervision:
     _told_of_last: bool = False
     _running: Collection[int] = ()
     _halted: Collection[int] = ()
+    _behind: dict[int, float] = field(default_factory=dict)
     _failed: dict[int, list[Ending]] = field(default_factory=dict)
     """If all workers are restarted together, the failures by the number of the following restart."""
     _since: dict[str, float] = field(default_factory=dict)
@@ -181,6 +182,7 @@ class Supervision:
         again = ending.failed and ending.again
         state.over = not again
         state.failed, state.came = state.failed or ending.failed, False
+        state.gave_up = "" if self.elastic else state.gave_up
         if again:
             self._say(worker, f"{ending.how}; it is started again ({ending.restarts + 1} of {self.restarts})")
         elif ending.failed and self._begun:
@@ -188,9 +190,14 @@ class Supervision:
         elif ending.failed:
             self._stop(worker, ending.how)
 
-    def processes(self, *, running: Collection[int], halted: Collection[int], came: Collection[int]) -> None:
-        """Record which processes run, which of these a signal has stopped, and which workers have come to `prepare`."""
+    def processes(self, *, running: Collection[int], halted: Collection[int], came: Mapping[int, float]) -> None:
+        """Record which processes run, which of these a signal has stopped, and which workers have come to `prepare`.
+
+        `came` has the times at which they did; in an elastic run, the times of the last steps of theirs that counted.
+        """
         self._running, self._halted = running, halted
+        latest = max(came.values(), default=0.0)
+        self._behind = {worker: latest - at for worker, at in came.items() if worker in running}
         for worker, state in self._all.items():
             state.came = state.came or worker in came
             state.over = state.over and worker not in running
@@ -215,6 +222,7 @@ class Supervision:
             *self._left_over(),
             *self._absent(),
             *self._useless(),
+            *self._gone_on_without(),
         ]
         self._since = {rule.name: self._since.get(rule.name, now) for rule in rules}
         for rule in rules:
@@ -313,6 +321,24 @@ class Supervision:
             elif state.fruitless >= _FRUITLESS:
                 how = f"failed {_FRUITLESS} times before its first step, and is not started again"
                 yield _Rule(f"{worker} fruitless", _AT_ONCE, partial(self._end, worker, how))
+
+    def _gone_on_without(self) -> Iterator[_Rule]:
+        """Rules for workers of an elastic run that take no more steps, after the others have waited, and do again."""
+        for worker, seconds in self._behind.items() if self.elastic else ():
+            state, late = self._all[worker], seconds > self.timeout_seconds
+            if late and not (state.gave_up or state.to_end or worker in self._halted):
+                name, how = f"{worker} hangs", f"kept the others waiting for {self.timeout_seconds:g} s"
+                yield _Rule(name, self.grace_seconds, partial(self._give_up, worker, how))
+            elif state.gave_up and not late:
+                yield _Rule(f"{worker} is back", _AT_ONCE, partial(self._take_back, worker))
+
+    def _give_up(self, worker: int, how: str) -> None:
+        self._all[worker].gave_up = how
+        self._say(worker, how + self._then)
+
+    def _take_back(self, worker: int) -> None:
+        self._all[worker].gave_up = ""
+        self._say(worker, "is back")
 
     def _end(self, worker: int, how: str) -> None:
         self._say(worker, how)

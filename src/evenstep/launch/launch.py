@@ -268,8 +268,15 @@ def _run_elastic(command: _Command, workers: int, settings: LaunchSettings, stat
     _end_on_signals()
     run_dir = None if settings.run_dir is None else Path(settings.run_dir)
     restarts = command.config.max_restarts or _ELASTIC_RESTARTS
-    silent_seconds = settings.heartbeat_seconds
-    supervision = Supervision(workers=workers, restarts=restarts, elastic=True, silent_seconds=silent_seconds)
+    timeout_seconds = settings.timeout_seconds()
+    supervision = Supervision(
+        workers=workers,
+        restarts=restarts,
+        elastic=True,
+        silent_seconds=settings.heartbeat_seconds,
+        timeout_seconds=timeout_seconds,
+        alone_seconds=timeout_seconds,
+    )
     marks = None if settings.marks is None else Path(settings.marks)
     with quorum_of(settings) as address, Watch(status_dir, supervision, record=partial(_keep, run_dir), marks=marks):
         os.environ.setdefault(
@@ -279,9 +286,10 @@ def _run_elastic(command: _Command, workers: int, settings: LaunchSettings, stat
         _run_workers(kept, structs.replace(settings, lighthouse=address), status_dir, supervision)
     ends = read_endings(status_dir)
     failures = [each for each in failures_in(ends) if not each.asked_to_end]
-    if failures and all(each.failed for each in ends):
-        raise failure_of_all(ends, None)
-    return [f"{each}; the others finished without it" for each in failures]
+    if all(each.failed for each in ends):
+        raise failure_of_all(ends, None) if failures else RunFailedError("no replica finished", exit_code=1)
+    how = [*map(str, failures), *(f"worker {worker} {lost}" for worker, lost in sorted(supervision.lost.items()))]
+    return [f"{each}; the others finished without it" for each in how]
 
 
 def _keep(run_dir: Path | None, event: LauncherEvent) -> None:

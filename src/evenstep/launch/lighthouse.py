@@ -4,9 +4,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
+from urllib.parse import urlsplit
 
 from evenstep.core.errors import ConfigError
 from evenstep.launch.launch_settings import LaunchSettings
+from evenstep.launch.one_host import LOOPBACK
 from evenstep.schemes import parse_scheme
 
 _HEARTBEAT_MILLISECONDS: Final = 2000
@@ -30,22 +32,26 @@ def require_elastic(settings: LaunchSettings) -> None:
 
 @contextmanager
 def quorum_of(settings: LaunchSettings) -> Iterator[str]:
-    """The address of the Lighthouse that the settings name, or else of one that runs here meanwhile."""
-    if settings.lighthouse is not None:
-        yield settings.lighthouse
-        return
+    """The address of the Lighthouse: the one that the settings name, or one on this host, which runs here meanwhile."""
     from torchft.coordination import LighthouseServer
 
     assert settings.elastic is not None
-    server = LighthouseServer(
-        bind="127.0.0.1:0",
-        min_replicas=settings.elastic[0],
-        # As long as a replica sends heartbeats the others wait for it, for it may only be slow.
-        join_timeout_ms=round(settings.timeout_seconds() * 1000),
-        quorum_tick_ms=_TICK_MILLISECONDS,
-        heartbeat_timeout_ms=_HEARTBEAT_MILLISECONDS,
-    )
+    named = settings.lighthouse
     try:
-        yield f"http://127.0.0.1:{server.address().rpartition(':')[2]}"  # Its own names this host, by name.
+        server = LighthouseServer(
+            bind=f"{LOOPBACK}:0" if named is None else urlsplit(named).netloc,
+            min_replicas=settings.elastic[0],
+            # As long as a replica sends heartbeats the others wait for it, for it may only be slow.
+            join_timeout_ms=round(settings.timeout_seconds() * 1000),
+            quorum_tick_ms=_TICK_MILLISECONDS,
+            heartbeat_timeout_ms=_HEARTBEAT_MILLISECONDS,
+        )
+    except RuntimeError:
+        if named is None:
+            raise
+        yield named  # Of another host, or of another launcher on this one.
+        return
+    try:
+        yield named or f"http://{LOOPBACK}:{server.address().rpartition(':')[2]}"  # Its own names this host, by name.
     finally:
         server.shutdown()

@@ -102,7 +102,10 @@ class Watch:
     def _look_at_processes(self, marks: Path) -> None:
         leaders = {group.worker: group.leader for group in read_groups(self._status_dir)}
         halted = [worker for worker, leader in leaders.items() if is_stopped(leader)]
-        came = [int(file.name) for file in marks.iterdir() if file.name.isdigit()]
+        came: dict[int, float] = {}
+        for file in marks.iterdir():
+            with suppress(FileNotFoundError, ValueError):  # Of other files, which have names.
+                came[int(file.name)] = file.stat().st_mtime
         self._supervision.processes(running=leaders, halted=halted, came=came)
 
     def _end_workers(self) -> None:

@@ -47,13 +47,14 @@ def conclusions_of(run: RecordedRun) -> Conclusions:
             slowdowns=served_slowdowns(workers) if served_long_enough(workers) else {},
             elasticities=dict.fromkeys(run.workers, 1.0),
         )
-    account = account_of(run)
+    account, there = account_of(run), list(run.counted)
     judged = not missing_iterations(account)
+    known = dict(zip(there, account.gain.elasticity.medians.tolist(), strict=True))
     return Conclusions(
-        verdict=verdict_of(account, run.workers, run.scheme),
+        verdict=verdict_of(account, there, run.scheme),
         speed_up=account.speed_up if judged else None,
-        slowdowns={run.workers[index]: ratio for index, ratio in account.slowdowns().items()} if judged else {},
-        elasticities=dict(zip(run.workers, account.gain.elasticity.medians.tolist(), strict=True)),
+        slowdowns={there[index]: ratio for index, ratio in account.slowdowns().items()} if judged else {},
+        elasticities=dict.fromkeys(run.workers, 1.0) | known,
     )
 
 

@@ -24,6 +24,11 @@ class Happening:
     routine: bool
 
 
+def _members(event: events.MembersChanged) -> str:
+    elsewhere = f" and {event.elsewhere} on other hosts" if event.elsewhere else ""
+    return f"members are now {' '.join(map(str, event.members))}{elsewhere}"
+
+
 def slowness_text(factor: float, extra_seconds: float) -> str:
     """Describe how much a worker is slowed, in a few words; empty if it is not."""
     parts = []
@@ -39,6 +44,8 @@ _TEXTS: Final[Mapping[type[Event], Callable[[Any], str]]] = {
     events.Left: lambda event: f"worker {event.worker} {event.why}",
     events.CommitsLost: lambda event: f"{event.commits} commits were lost",
     events.WorkerFailed: lambda event: f"worker {event.worker} {event.how}",
+    events.MembersChanged: _members,
+    events.NotCounted: lambda event: f"step {event.iteration} did not count for worker {event.worker}",
     events.ServersRestarted: lambda event: str(event.text),
     events.ServersLost: lambda event: str(event.text),
     events.ServerFailed: lambda event: str(event.text),
@@ -60,7 +67,7 @@ _TEXTS: Final[Mapping[type[Event], Callable[[Any], str]]] = {
     events.Restored: lambda event: f"went on from the snapshot of version {event.version}",
 }
 """The functions that make happenings, by the kind of event."""
-_ROUTINE: Final = (events.Joined, events.SnapshotWritten, events.CheckpointDone, events.Disturbed)
+_ROUTINE: Final = (events.Joined, events.NotCounted, events.SnapshotWritten, events.CheckpointDone, events.Disturbed)
 
 
 def happening_of(event: Event) -> Happening | None:

@@ -18,8 +18,8 @@ from evenstep.report.account.verdict import Verdict, duration, verdict_of
 from evenstep.report.conclusions import account_of, served_workers
 from evenstep.report.happened import Happening
 from evenstep.report.recorded import RecordedRun, RunBuilder
-from evenstep.report.summary import WorkerSummary, worker_summary
-from evenstep.telemetry.events import Disturbed, Ended, Event, Failed, Joined, Left, Run, WorkerEvent
+from evenstep.report.summary import ElasticSummary, WorkerSummary, elastic_summary, worker_summary
+from evenstep.telemetry.events import Disturbed, Ended, Event, Failed, Joined, Left, MembersChanged, Run, WorkerEvent
 
 _RECENT: Final = 50
 """The number of each worker's latest iterations behind all numbers: enough to be stable, few enough to be current."""
@@ -65,6 +65,7 @@ class LiveView:
     waiting_share: float
     workers: tuple[LiveWorker, ...]
     verdict: Verdict
+    elastic: ElasticSummary | None
     latest: tuple[str, ...]
 
 
@@ -80,12 +81,16 @@ class LiveRun:
         self._over: dict[int, str] = {}
         self._left: dict[int, str] = {}
         self._slowness: dict[int, str] = {}
+        self._members: tuple[int, ...] | None = None
+        self._members_at = -math.inf
 
     def take(self, event: Event, now: float) -> None:
         """Add an event that came at `now`, in seconds of any clock."""
         self._builder.take(event)
         if isinstance(event, WorkerEvent):
             self._hear(event, now)
+            if isinstance(event, MembersChanged) and event.at > self._members_at:
+                self._members_at, self._members = event.at, tuple(event.members)
         elif isinstance(event, Left):
             self._left[event.worker] = "finished" if event.why == Why.DONE else "gone"
         elif isinstance(event, Joined):
@@ -115,17 +120,21 @@ class LiveRun:
         workers = tuple(self._worker(recent, worker, now) for worker in run.workers)
         done = [self._builder.done[worker] for worker in run.workers]
         counts = [each.count for each in done]
+        iterations = sum(counts) // len(counts) if run.servers is not None else min(counts)
+        if run.elastic is not None:  # They are numbered through, whoever is there.
+            iterations = 1 + int(max(run.iterations[worker].numbers[-1] for worker in run.workers))
         there = [each for each in workers if each.state not in _OVER] or workers
         return LiveView(
             scheme=run.scheme,
             kind=run.kind,
-            iterations=sum(counts) // len(counts) if run.servers is not None else min(counts),
+            iterations=iterations,
             iterations_per_epoch=run.iterations_per_epoch,
             samples=sum(each.samples for each in done),
             samples_per_second=sum(each.recent.samples_per_second for each in there),
             waiting_share=float(np.mean([each.recent.waiting_share for each in workers])),
             workers=workers,
             verdict=_verdict(run, recent),
+            elastic=None if run.elastic is None else elastic_summary(run.elastic),
             latest=_latest(run),
         )
 
@@ -143,6 +152,8 @@ class LiveRun:
     def _state(self, run: RecordedRun, worker: int, iteration_seconds: float, now: float) -> str:
         silent = now - self._heard.get(worker, now)
         over = self._over.get(worker) or self._left.get(worker)
+        if over is None and self._members is not None and worker not in self._members:
+            over = "gone"
         if over is not None:
             return over
         if silent >= max(_SILENT_SECONDS, _SILENT_ITERATIONS * iteration_seconds) and not run.simulated:
@@ -155,7 +166,7 @@ def _verdict(run: RecordedRun, recent: RecordedRun) -> Verdict:
     if run.servers is not None:
         return served_verdict(served_workers(recent), longer=served_workers(run))
     latest = replace(run, iterations={worker: done[-_RECENT:] for worker, done in run.counted.items()})
-    return verdict_of(account_of(latest), run.workers, run.scheme, longer=account_of(run))
+    return verdict_of(account_of(latest), list(latest.counted), run.scheme, longer=account_of(run))
 
 
 def _latest(run: RecordedRun) -> tuple[str, ...]:
@@ -210,6 +221,8 @@ def _heading(view: LiveView, title: str) -> Text:
         f"{epoch}   {view.samples:,} samples",
         style="not bold",
     )
+    if view.elastic is not None:
+        heading.append(f"\n{view.elastic.text}", style="not bold")
     return heading
 
 

@@ -1,10 +1,14 @@
 """The events of a run directory as one value."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from itertools import groupby
 from pathlib import Path
 from typing import Final, final
+
+import numpy as np
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.supervision import Why
@@ -16,6 +20,8 @@ from evenstep.telemetry.events import (
     IterationDone,
     Joined,
     Left,
+    MembersChanged,
+    NotCounted,
     Noted,
     Planned,
     Run,
@@ -26,6 +32,8 @@ from evenstep.telemetry.events import (
 
 SERVER: Final = "server"
 """The name of the engine of a run on parameter servers, in the event `run`."""
+ELASTIC: Final = "elastic"
+"""The name of the engine of a run whose workers come and go."""
 
 
 @final
@@ -58,6 +66,34 @@ class ServerRecord:
 
 
 @final
+@dataclass(slots=True, kw_only=True)
+class ElasticRecord:
+    """Who came and went in an elastic run: `joins` and `deaths` of processes, and the steps that `lost` a member."""
+
+    joins: int = 0
+    deaths: int = 0
+    lost: set[tuple[int, int]] = field(default_factory=set)
+    changes: list[MembersChanged] = field(default_factory=list)
+
+    def take(self, event: Event) -> None:
+        """Add an event."""
+        match event:
+            case Run():
+                self.joins += 1
+            case WorkerFailed():
+                self.deaths += 1
+            case NotCounted():
+                self.lost.add((event.worker, event.iteration))
+            case MembersChanged():
+                self.changes.append(event)
+
+    @property
+    def members(self) -> Sequence[int]:
+        """The latest members on this host."""
+        return max(self.changes, key=lambda each: each.at).members if self.changes else ()
+
+
+@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
     """A run.
@@ -67,6 +103,7 @@ class RecordedRun:
         about: The event with which each worker started.
         planned: Each change of all workers' batch sizes.
         servers: The records of parameter servers; None for a run without servers.
+        elastic: Who came and went; None for a run whose workers do not.
         notes: The notes of the script, worker after worker.
         happenings: Events that deserve a line each.
         failed: The failures of workers' processes, by worker.
@@ -79,6 +116,7 @@ class RecordedRun:
     about: Mapping[int, Run]
     planned: tuple[Planned, ...]
     servers: ServerRecord | None
+    elastic: ElasticRecord | None
     notes: tuple[Noted, ...]
     happenings: tuple[Happening, ...]
     failed: Mapping[int, str]
@@ -100,7 +138,16 @@ class RecordedRun:
 
     @property
     def counted(self) -> Mapping[int, Iterations]:
-        """The iterations that count: all on servers, otherwise those that every worker has finished."""
+        """The iterations that count: all on servers, otherwise those that every worker has finished.
+
+        In an elastic run, those that all workers who are there last have taken part in.
+        """
+        if self.elastic is not None:
+            last = max(done.numbers[-1] for done in self.iterations.values())
+            there = {worker: self.iterations[worker] for worker in self.workers}
+            there = {worker: done for worker, done in there.items() if done.numbers[-1] == last}
+            common = reduce(np.intersect1d, [done.numbers for done in there.values()])
+            return {worker: done[np.isin(done.numbers, common)] for worker, done in there.items()}
         stop = self.length if self.servers is None else None
         return {worker: self.iterations[worker][:stop] for worker in self.workers}
 
@@ -142,11 +189,12 @@ class RunBuilder:
         self._notes: dict[int, list[Noted]] = defaultdict(list)
         self._happenings: list[Happening] = []
         self._failed: dict[int, str] = {}
-        self._servers = ServerRecord()
+        self._servers, self._elastic = ServerRecord(), ElasticRecord()
         self.done: dict[int, IterationsBuilder] = {}
 
     def take(self, event: Event) -> None:
         """Add an event."""
+        self._elastic.take(event)
         if isinstance(event, WorkerEvent):
             if isinstance(event, Run):
                 self._start(event)
@@ -164,7 +212,7 @@ class RunBuilder:
     def _start(self, event: Run) -> None:
         worker = event.worker
         self._about[worker] = event
-        if event.engine != SERVER or worker not in self.done:
+        if event.engine not in (SERVER, ELASTIC) or worker not in self.done:
             self.done[worker] = IterationsBuilder(keep=self._keep)
             self._plans[worker], self._notes[worker] = [], []
 
@@ -192,15 +240,16 @@ class RunBuilder:
             iterations = {worker: done for worker, done in iterations.items() if self._is_of(newest, worker, done)}
         if newest is None or not iterations:
             raise ConfigError("no worker has finished an iteration yet: there is nothing to report")
-        served = newest.engine == SERVER
+        served, elastic = newest.engine == SERVER, newest.engine == ELASTIC
         return RecordedRun(
             scheme=newest.scheme,
             global_batch_size=newest.global_batch_size,
             iterations_per_epoch=newest.iterations_per_epoch,
-            iterations=iterations if served else true_waits(iterations),
+            iterations=iterations if served or elastic else true_waits(iterations),
             about=dict(self._about),
             planned=self._planned(iterations),
             servers=self._servers if served else None,
+            elastic=self._elastic if elastic else None,
             notes=tuple(note for notes in self._notes.values() for note in notes),
             happenings=tuple(self._happenings),
             failed=dict(self._failed),
@@ -212,6 +261,10 @@ class RunBuilder:
         If no plan has a size for each worker, there is one made of the workers' first batches.
         """
         count = max(iterations) + 1
+        if self._about[min(iterations)].engine == ELASTIC:  # All of its workers tell, while they are there.
+            every = sorted((plan for plans in self._plans.values() for plan in plans), key=lambda plan: plan.iteration)
+            if every:
+                return tuple(next(same) for _, same in groupby(every, lambda plan: list(plan.batch_sizes)))
         for worker in sorted(iterations):
             plans = tuple(plan for plan in self._plans[worker] if len(plan.batch_sizes) >= count)
             if plans:
@@ -227,7 +280,7 @@ class RunBuilder:
         if newest.workers and worker >= newest.workers:
             return False
         about = self._about[worker]
-        if about is newest or newest.engine == SERVER or newest.unix_seconds is None:
+        if about is newest or newest.engine in (SERVER, ELASTIC) or newest.unix_seconds is None:
             return True
         ended = done.began[-1] + done.iteration_seconds[-1] + about.wall_offset
         return bool(ended >= newest.unix_seconds)

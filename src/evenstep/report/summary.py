@@ -12,7 +12,7 @@ from evenstep.report.account.gain import Interval
 from evenstep.report.account.verdict import Verdict
 from evenstep.report.conclusions import Conclusions, conclusions_of
 from evenstep.report.iterations import FloatArray, Iterations
-from evenstep.report.recorded import RecordedRun, ServerRecord, read_run
+from evenstep.report.recorded import ElasticRecord, RecordedRun, ServerRecord, read_run
 
 
 @final
@@ -105,6 +105,30 @@ class ServedSummary:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticSummary:
+    """Who came and went in an elastic run.
+
+    Attributes:
+        members: The latest members on this host.
+        joins: How often a process has joined.
+        deaths: How often one has failed, if the launcher's events are in the run directory.
+        not_counted: The number of steps that did not count, since a member was lost, and were computed again.
+    """
+
+    members: tuple[int, ...]
+    joins: int
+    deaths: int
+    not_counted: int
+
+    @property
+    def text(self) -> str:
+        """The same in a line."""
+        there = " ".join(map(str, self.members))
+        return f"members {there}; {self.joins} joined, {self.deaths} died; steps that did not count: {self.not_counted}"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
     """A run.
 
@@ -116,7 +140,8 @@ class RunSummary:
         unrecorded_workers: The number of workers without an iteration here.
         iterations: The number that every worker has finished; on servers, the most of any worker.
         training_seconds: The sum of these iterations, without the start of the run and the time between epochs: behind
-            a barrier the first worker's, on servers the most of any worker.
+            a barrier the first worker's, on servers the most of any worker. In an elastic run, all seconds from the
+            begin of the first iteration to the end of the last.
         samples_per_second: All workers' samples in that time.
         ideal_samples_per_second: The sum of the workers' speeds: no worker waits, and only compute takes time.
         of_ideal: The share of the ideal that was reached, 0 to 1.
@@ -127,6 +152,7 @@ class RunSummary:
         verdict: Which worker is slow, why, and the cost of that.
         workers: The workers by rank.
         served: The work of parameter servers; None without servers.
+        elastic: Who came and went; None for a run whose workers do not.
     """
 
     scheme: str
@@ -145,6 +171,7 @@ class RunSummary:
     verdict: Verdict
     workers: tuple[WorkerSummary, ...]
     served: ServedSummary | None
+    elastic: ElasticSummary | None
 
     @property
     def iteration_seconds(self) -> float:
@@ -164,9 +191,12 @@ def summarise(run_dir: Path) -> RunSummary:
 def summary_of(run: RecordedRun, concluded: Conclusions | None = None) -> RunSummary:
     """The summary of a run; its conclusions are computed unless they are given."""
     concluded = concluded or conclusions_of(run)
-    counted = run.counted
+    counted = run.counted if run.elastic is None else run.iterations
     seconds = [float(done.iteration_seconds.sum()) for done in counted.values()]
     training_seconds = seconds[0] if run.servers is None else max(seconds)
+    if run.elastic is not None:  # The time in which a step did not count belongs to no iteration.
+        begin = min(float(done.began[0]) for done in counted.values())
+        training_seconds = max(float(done.began[-1] + done.iteration_seconds[-1]) for done in counted.values()) - begin
     samples_per_second = sum(int(done.samples.sum()) for done in counted.values()) / training_seconds
     workers = tuple(worker_summary(run, worker, concluded.slowdowns.get(worker)) for worker in run.workers)
     ideal = sum(each.speed for each in workers)
@@ -177,7 +207,7 @@ def summary_of(run: RecordedRun, concluded: Conclusions | None = None) -> RunSum
         emulated=run.emulated,
         global_batch_size=run.global_batch_size,
         unrecorded_workers=run.unrecorded,
-        iterations=max(len(done) for done in counted.values()),
+        iterations=max(len(done) for done in counted.values()) if run.elastic is None else _steps(run),
         training_seconds=training_seconds,
         samples_per_second=samples_per_second,
         ideal_samples_per_second=ideal,
@@ -189,7 +219,13 @@ def summary_of(run: RecordedRun, concluded: Conclusions | None = None) -> RunSum
         verdict=concluded.verdict,
         workers=workers,
         served=None if run.servers is None else _served(run.servers, training_seconds),
+        elastic=None if run.elastic is None else elastic_summary(run.elastic),
     )
+
+
+def _steps(run: RecordedRun) -> int:
+    """The steps that any worker has taken part in."""
+    return len(np.unique(np.concatenate([done.numbers for done in run.iterations.values()])))
 
 
 def speed_ups(runs: Sequence[RunSummary]) -> list[float]:
@@ -245,6 +281,16 @@ def _known(values: FloatArray) -> FloatArray:
     """The known values, or a zero."""
     known = values[np.isfinite(values)]
     return known if len(known) else np.zeros(1)
+
+
+def elastic_summary(record: ElasticRecord) -> ElasticSummary:
+    """The summary of who came and went."""
+    return ElasticSummary(
+        members=tuple(record.members),
+        joins=record.joins,
+        deaths=record.deaths,
+        not_counted=len({iteration for _, iteration in record.lost}),
+    )
 
 
 def _served(servers: ServerRecord, training_seconds: float) -> ServedSummary:

@@ -9,7 +9,7 @@ import numpy as np
 from evenstep.report.account.account import ALIKE
 from evenstep.report.iterations import FloatArray
 from evenstep.report.recorded import RecordedRun
-from evenstep.telemetry.events import Noted
+from evenstep.telemetry.events import Noted, Planned
 
 _NOTEWORTHY: Final = 1.05  # The least change of a speed that is called one.
 _LATEST: Final = 3  # Iterations before a change of sizes, whose median stands for the speed then.
@@ -89,7 +89,7 @@ def moves_of(run: RecordedRun, times: Times, elasticities: Mapping[int, float]) 
             seconds=float(began[index]),
             before=tuple(before.batch_sizes),
             after=tuple(after.batch_sizes),
-            reason=_reason(then, now),
+            reason=(_came_or_went(before, after) if run.elastic is not None else "") or _reason(then, now),
         )
         moves.append(move)
         before = after
@@ -101,6 +101,15 @@ def _moved(before: Sequence[int], after: Sequence[int]) -> bool:
         return True
     equal = sum(after) / max(len(after), 1)
     return any(abs(one - other) > ALIKE * equal for one, other in zip(before, after, strict=True))
+
+
+def _came_or_went(before: Planned, after: Planned) -> str:
+    """Who is there now and was not before, or the other way round; empty if they are the same."""
+    said = []
+    for worker, (had, has) in enumerate(zip(before.batch_sizes, after.batch_sizes, strict=True)):
+        if (had == 0) != (has == 0):
+            said.append(f"worker {worker} {'came' if has else 'went'}")
+    return ", ".join(said)
 
 
 def _reason(then: Mapping[int, float], now: Mapping[int, float]) -> str:

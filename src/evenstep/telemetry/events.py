@@ -212,6 +212,27 @@ class CheckpointDone(WorkerEvent, frozen=True, kw_only=True, tag="checkpoint"):
 
 
 @final
+class MembersChanged(WorkerEvent, frozen=True, kw_only=True, tag="members"):
+    """From this iteration on these workers are the members of an elastic run; the first of them on each host writes it.
+
+    `elsewhere`: the number of members on other hosts, whose workers are numbered by themselves.
+    """
+
+    iteration: _Iteration
+    at: _Number
+    members: Sequence[_Rank]
+    elsewhere: _Count = _added(0)
+
+
+@final
+class NotCounted(WorkerEvent, frozen=True, kw_only=True, tag="not_counted"):
+    """A step of an elastic run in which a member was lost, so that the same samples are computed on again."""
+
+    iteration: _Iteration
+    at: _Number
+
+
+@final
 class Joined(ServerEvent, frozen=True, kw_only=True, tag="join"):
     """A worker has joined the servers as this incarnation."""
 
@@ -350,7 +371,7 @@ class ServerFailed(LauncherEvent, frozen=True, kw_only=True, tag="server_failed"
 
 @final
 class WorkerFailed(LauncherEvent, frozen=True, kw_only=True, tag="worker_failed"):
-    """A worker of a run on servers failed, and `how`, such as "was killed by SIGKILL", according to its keeper."""
+    """A worker of a run on servers or an elastic one failed, and `how`, such as "was killed by SIGKILL"."""
 
     worker: _Rank
     how: str

@@ -27,6 +27,13 @@ class Recorder(Protocol):
         """No more events follow."""
 
 
+class Selective(Recorder, Protocol):
+    """A recorder that need not take every event."""
+
+    def takes(self, kind: type[Event]) -> bool:
+        """True if events of this kind are kept."""
+
+
 @final
 class Silent:
     """Keeps nothing."""
@@ -163,7 +170,7 @@ class Logged:
     exception ends the script. `logging.basicConfig(level=logging.INFO)` shows them in a script.
     """
 
-    def __init__(self, recorder: JsonlRecorder | Silent, worker: int) -> None:
+    def __init__(self, recorder: Selective, worker: int) -> None:
         self._recorder = recorder
         self._logger = logging.getLogger("evenstep")
         self._worker = worker

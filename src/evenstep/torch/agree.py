@@ -140,11 +140,15 @@ def _own_loader(request: RunRequest, workers: Workers, scheme: Scheme) -> _OwnLo
         "partition": "private" if request.private else request.partition,
         "uneven": request.uneven,
         "accumulation": request.accumulation,
-        "samples": checksum_of(loader) if compared else 0,
+        "samples": _checksum(request) if compared else 0,
         "cost": None if costs is None else costs.checksum,
         "depth": loader.num_workers * (loader.prefetch_factor or 0),
     }
     return _OwnLoader(order=order, costs=costs, record=record)
+
+
+def _checksum(request: RunRequest) -> int:
+    return checksum_of(request.loader) if request.checksum is None else request.checksum
 
 
 def _terms(

@@ -125,8 +125,9 @@ class RunRequest:
     """The arguments of a script.
 
     `found` holds the workers' largest batches as found by an earlier run with the same folder; if `automatic`, the
-    global batch size comes from there. `mistake` describes the first wrong argument, if any. Wrong arguments are
-    replaced by their defaults, so that this worker can join the others and tell them.
+    global batch size comes from there. `checksum` is that of the loader's samples, if it is known. `mistake` describes
+    the first wrong argument, if any. Wrong arguments are replaced by their defaults, so that this worker can join the
+    others and tell them.
     """
 
     models: Annotated[
@@ -168,6 +169,7 @@ class RunRequest:
     accumulation: Annotated[int, whole(1, UNLIMITED)] = 1
     loader: DataLoader[Any] = None  # type: ignore[assignment]  # Before the session starts.
     cost: object = None
+    checksum: int | None = None
     launched: LaunchSettings
     found: Survey | None = None
     automatic: bool = False

@@ -222,6 +222,9 @@ class Session:
                 f" lb-bsp, dbs, bsp or batch_sizes, or write the loop with evenstep.prepare ({page})"
             )
 
+    def follow(self, loader: BatchLoop) -> None:
+        """Do nothing: no worker joins late."""
+
     def start_with(self, loader: BatchLoop) -> None:
         """Start if necessary, and agree on a loader that was given later; for evenstep's own use."""
         self.start()

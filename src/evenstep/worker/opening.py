@@ -34,19 +34,21 @@ def open_tracker(
     activity: Activity,
     *,
     launched: LaunchSettings,
-    folder: Path | None,
-    by_argument: bool,
+    folder: Path | None = None,
+    by_argument: bool = False,
     threads: int = 1,
     memory: LearntLimit | None = None,
     lags: Sequence[int] | None = None,
+    recorder: Logged | None = None,
 ) -> Tracker:
     """Make the tracker of this worker's iterations, with all that it keeps of the run.
 
     Events go to the `folder`, which is the script's argument (`by_argument`) or the environment's, as errors say.
-    `threads` compute; `memory` learns this worker's largest batch, if it can be learned; `lags` as in `Tracker`.
+    `threads` compute; `memory` learns this worker's largest batch, if it can be learned; `lags` as in `Tracker`. If
+    workers come and go, this one has a `recorder`, and keeps no sizes for the next start.
     """
     scheme, records, hold, clock, rank = agreed.scheme, agreed.workers, agreed.own.hold, time.perf_counter, worker.rank
-    forecasts = scheme.load.uses_forecasts
+    forecasts, stays = scheme.load.uses_forecasts, recorder is None
     # The first worker on each host records everybody's sizes: hosts may have separate directories. On servers all do:
     # sizes reach each at a different time, and a worker may leave.
     first_on_host = all(each["host"] != records[rank]["host"] for each in records[:rank])
@@ -66,15 +68,15 @@ def open_tracker(
             factors=(hold or FactorSampler(threads=threads, clock=clock)).sample if forecasts else Factors,
             memory=memory,
         ),
-        recorder=Logged(keeps, rank),
+        recorder=recorder or Logged(keeps, rank),
         follows_speed=scheme.load.follows_speed,
-        last_sizes=last_sizes(scheme, records, launched, folder, rank),
+        last_sizes=last_sizes(scheme, records, launched, folder, rank) if stays else None,
         lags=lags,
         tells_plans=first_on_host or scheme.served is not None,
         clock=clock,
         hold=hold,
         activity=activity,
-        summary=None if rank else _summary(agreed, launched),
+        summary=_summary(agreed, launched) if stays and not rank else None,
     )
 
 

@@ -191,8 +191,8 @@ class Lookahead:
 
     @property
     def asked(self) -> dict[int, tuple[int, ...]]:
-        """By iteration, the requested positions of the window, as far as what is fetched can be divided again."""
-        return {each.iteration: each.asked for each in self._window if each.asked and not each.whole}
+        """By iteration, the requested positions, as far as what is fetched can be divided again."""
+        return self._asked | {each.iteration: each.asked for each in self._window if each.asked and not each.whole}
 
     @property
     def owners(self) -> IntArray | None:

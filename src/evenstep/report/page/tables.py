@@ -6,7 +6,7 @@ from typing import Final, final
 
 from evenstep.report.account.account import Part
 from evenstep.report.overview import RunOverview
-from evenstep.report.summary import ServedSummary, WorkerSummary, speed_ups
+from evenstep.report.summary import ElasticSummary, ServedSummary, WorkerSummary, speed_ups
 
 _MAX_EVENTS: Final = 200  # Rows; --json has all.
 _MAX_SIZES: Final = 16  # In a cell.
@@ -44,6 +44,7 @@ def runs_table(overviews: Sequence[RunOverview]) -> Table:
             "workers": f"{len(summary.workers):,}",
             "global batch": f"{summary.global_batch_size:,}",
             **_served(summary.served),
+            **_elastic(summary.elastic),
             "scheme": "" if each.name == run.scheme else f"{run.scheme}{run.kind}",
         }
         rows.append(row)
@@ -57,6 +58,16 @@ def _served(served: ServedSummary | None) -> dict[str, str]:
         "commits/s": f"{served.commits_per_second:,.0f}",
         "gradients pushed": f"{served.bytes_per_second / 1e6:,.1f} MB/s",
         "workers came / went": f"{served.joins} / {len(served.leaves)}",
+    }
+
+
+def _elastic(elastic: ElasticSummary | None) -> dict[str, str]:
+    if elastic is None:
+        return {}
+    return {
+        "members": " ".join(map(str, elastic.members)),
+        "joined / died": f"{elastic.joins} / {elastic.deaths}",
+        "steps not counted": f"{elastic.not_counted}",
     }
 
 

@@ -39,6 +39,11 @@ class Batches(BatchLoop):
     handed out.
     """
 
+    @property
+    def session(self) -> Any:
+        """The session that this loader belongs to: a `Session`, or an `ElasticSession`."""
+        return self._session
+
     def statistics(self) -> LoaderStatistics:
         """The counts of this worker's loader so far."""
         return LoaderStatistics(

@@ -23,25 +23,19 @@ class Requests:
     def __init__(self) -> None:
         self.issued: deque[Request | None] = deque()
         self._ask: Callable[[], _Task | None] = _nothing
-        self._shares: Shares
 
     def begin(self, shares: Shares, order: Indices, *, limit: int | None, by_rows: bool) -> None:
         """From now on, request the samples of these shares, at most `limit` at a time; `by_rows` as in `BatchMaker`."""
         self.issued.clear()
-        self.follow(shares)
 
         def ask() -> _Task | None:
-            request = self._shares.request(limit, whole=limit is None and not by_rows)
+            request = shares.request(limit, whole=limit is None and not by_rows)
             self.issued.append(request)
             if request is None:
                 return None
             return order[np.array(request.positions)].tolist(), request.whole or by_rows
 
         self._ask = ask
-
-    def follow(self, shares: Shares) -> None:
-        """From now on, request the samples of these shares, of the same epoch."""
-        self._shares = shares
 
     def end(self) -> None:
         """Request nothing more."""
@@ -119,20 +113,16 @@ class ProcessFetcher:
         self._pin = pin
         self._held: dict[int, list[_Chunk]] = {}
 
-    def fetch(self, iteration: int, positions: Sequence[int], *, last: bool = True) -> Any:
+    def fetch(self, iteration: int, positions: Sequence[int]) -> Any:
         """The collated batch of these positions, in their order; receives chunks until it is complete.
 
-        `last`: no more positions of this iteration will be requested.
+        What is held of earlier iterations is dropped. That of this one may be needed again: by micro-batches that
+        repeat its samples, and where members come and go by the next try of a step that did not count.
         """
+        self._held = {key: chunks for key, chunks in self._held.items() if key >= iteration}
         while (found := self._found(iteration, positions)) is None:
             self._receive()
-        if last:  # Other micro-batches of this iteration may need copies of the same samples.
-            self.drop(iteration)
         return found[0]
-
-    def drop(self, iteration: int) -> None:
-        """Let go of what was fetched up to this iteration."""
-        self._held = {key: chunks for key, chunks in self._held.items() if key > iteration}
 
     def _receive(self) -> None:
         content = next(self._chunks)

@@ -15,6 +15,7 @@ from evenstep.torch.data.own_epochs import OwnEpochs
 from evenstep.torch.data.randomness import mixed
 
 if TYPE_CHECKING:
+    from evenstep.torch.elastic.session import ElasticSession
     from evenstep.torch.session import Session
 
 
@@ -32,7 +33,9 @@ class PreparedLoader(Batches):
         surveyed: Whether `evenstep plan` measures the workers here; nothing should be saved or restored then.
     """
 
-    def __init__(self, source: DataLoader[Any], session: "Session", number: int, cost: object = None) -> None:
+    def __init__(
+        self, source: DataLoader[Any], session: "Session | ElasticSession", number: int, cost: object = None
+    ) -> None:
         super().__init__(source, session, number, cost)
         self._requests = Requests()
         self._inner: DataLoader[Any] | None = None
@@ -69,7 +72,7 @@ class PreparedLoader(Batches):
         self._randomness.manual_seed(mixed(self._epochs.order.seed, self.number, self._at.epoch, rank))
         self._requests.begin(shares, order, limit=self._started.scheme.micro_batch, by_rows=maker.by_rows)
         fetcher = ProcessFetcher(self._inner, self._requests, maker, pin=pin)
-        return lambda share, piece: fetcher.fetch(share.iteration, piece.positions, last=piece.last)
+        return lambda share, piece: fetcher.fetch(share.iteration, piece.positions)
 
 
 def _of_the_source(name: str) -> property:

@@ -24,6 +24,7 @@ from evenstep.worker.tracker import Tracker
 if TYPE_CHECKING:
     from evenstep.schemes import Scheme
     from evenstep.torch.agree import Terms
+    from evenstep.torch.elastic.session import ElasticSession
     from evenstep.torch.session import Session
 
 
@@ -57,7 +58,9 @@ class BatchLoop(ABC):
         cost: The costs of the samples, as the user gave them; None if all samples cost the same.
     """
 
-    def __init__(self, source: DataLoader[Any], session: "Session", number: int, cost: object = None) -> None:
+    def __init__(
+        self, source: DataLoader[Any], session: "Session | ElasticSession", number: int, cost: object = None
+    ) -> None:
         self.cost = cost
         self.surveyed = False
         self._session = session
@@ -167,9 +170,15 @@ class BatchLoop(ABC):
     @property
     def epoch(self) -> int:
         """The epoch of the current loop; between loops, the epoch of the next."""
+        self._session.follow(self)
         if self._at.looping or (self._peeked and not self._at.chosen):
             return self._at.epoch
         return self._at.next_epoch
+
+    @property
+    def next_position(self) -> tuple[int, int] | None:
+        """The epoch and iteration at which the next loop begins, None inside a loop; for evenstep's own use."""
+        return None if self._at.looping else (self._at.next_epoch, self._at.resume or 0)
 
     @property
     def _peeked(self) -> bool:
@@ -363,7 +372,7 @@ class BatchLoop(ABC):
         """Iterations of the epoch that have begun; a resumed run fetches the batches ahead of them again."""
         batch, ahead = self._batch, self.engine.hand_outs.ahead
         waits = batch is not None and any(each.origin is self._origin and each is not batch for each in ahead)
-        return batch.done if batch is not None and waits else self._at.done
+        return batch.done if batch is not None and waits else self._at.done - self.engine.uncounted
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from where `state_dict` was called. Its global batch size and seed win, with a warning.

@@ -29,7 +29,7 @@ def mean_over_workers(workers: Workers, value: Value, count: float) -> Value:
         ) from None
     if not (math.isfinite(count) and count >= 0):
         raise ConfigError(f"a mean over workers is weighted by counts >= 0, not {count}")
-    if workers.count > 1 and workers.host_group is None:
+    if not workers.gathers:
         warnings.warn(
             "workers of parameter servers do not wait for each other, so mean_over_workers gives each its own value:"
             " after the loop they have the same weights, and one of them can measure for all",
@@ -54,7 +54,7 @@ def rows_of_all(workers: Workers, values: torch.Tensor) -> list[torch.Tensor]:
     Raises:
         ConfigError: Workers do not wait for each other, or the rows differ in shape or dtype.
     """
-    if workers.count > 1 and workers.host_group is None:
+    if not workers.gathers:
         raise ConfigError(
             "workers of parameter servers do not wait for each other: gather after the run, on one of them"
         )

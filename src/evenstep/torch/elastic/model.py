@@ -10,6 +10,7 @@ from torchft.process_group import ProcessGroupDummy
 
 from evenstep.core.errors import ConfigError
 from evenstep.launch.c10d import GradBucket
+from evenstep.torch.model import is_sharded, unwrapped
 
 Reduce: TypeAlias = Callable[[GradBucket], torch.futures.Future[torch.Tensor]]
 
@@ -18,13 +19,14 @@ def summing(model: torch.nn.Module, reduce: Reduce) -> DistributedDataParallel:
     """Return the model in a DistributedDataParallel whose buckets `reduce` takes.
 
     Raises:
-        ConfigError: It is torchft's own, whose hook would divide the gradients by the number of members.
+        ConfigError: It is torchft's own, whose hook would divide the gradients by the number of members, or sharded.
     """
     if isinstance(model, OfTorchft):
         raise ConfigError(
             "the model is in torchft's DistributedDataParallel, which weighs all replicas alike: pass the plain model"
         )
-    module = model.module if isinstance(model, DistributedDataParallel) else model
+    if is_sharded(module := unwrapped(model)):
+        raise ConfigError("a replica is one process, which has all of the model: leave out fully_shard")
     # As torchft does: the group is not used, and with unused parameters the buckets are never arranged anew, which
     # would be different on a replica that joins later.
     replica = DistributedDataParallel(module, process_group=ProcessGroupDummy(0, 1), find_unused_parameters=True)

@@ -6,7 +6,7 @@ import socket
 import warnings
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils.data import DataLoader
@@ -50,6 +50,8 @@ def prepare_replica(
     return prepared if several else prepared[0], stepping if multiple else stepping[0], session.loader(loader)
 
 
+_RETRIES: Final = 1000
+"""How often a request is sent again to a Lighthouse that was started again, within the time of the request."""
 _POSSIBLE = frozenset({"scheme", *ElasticOptions.__annotations__})
 _USUAL = {"empty": "copy", "uneven": "continue", "weights": "samples", "accumulation": 1}
 
@@ -80,6 +82,8 @@ def manager_of(launched: LaunchSettings, timeout_seconds: float, device: str) ->
         use_async_quorum=False,
         timeout=timeout,
         quorum_timeout=timeout,
+        connect_timeout=timeout,
+        quorum_retries=_RETRIES,
         rank=0,
         world_size=1,
         store_addr=host,

@@ -5,9 +5,8 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial, wraps
 from types import MethodType
 from typing import Any, Final, TypedDict, TypeVar, Unpack, final
@@ -22,34 +21,37 @@ from torchft import Optimizer as OfTorchft
 
 from evenstep.cluster import Cluster
 from evenstep.core.errors import ConfigError, DisagreementError
-from evenstep.core.load import Static
-from evenstep.core.load.limits import SizeLimits
+from evenstep.core.load import Load, Static
 from evenstep.core.load.members import Members
 from evenstep.core.load.shares import shares
-from evenstep.core.samples import WEIGHTINGS, Share
-from evenstep.launch.c10d import GradBucket, completed
+from evenstep.launch.c10d import GradBucket
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.launch.marks import leave_mark
 from evenstep.schemes import Scheme
 from evenstep.telemetry import JsonlRecorder, Logged, Silent
 from evenstep.telemetry.events import Ended
-from evenstep.torch.agree import Terms, agree
+from evenstep.torch.agree import agree
 from evenstep.torch.cuda import DeviceStopwatch
+from evenstep.torch.data.common_data import checksum_of
+from evenstep.torch.data.loader import PreparedLoader
+from evenstep.torch.data.loop import BatchLoop, Bound
 from evenstep.torch.data.sampling import Sampling
-from evenstep.torch.elastic.loader import ElasticLoader
+from evenstep.torch.elastic.engine import ElasticEngine
 from evenstep.torch.elastic.model import summing
 from evenstep.torch.elastic.quorum import BrokenQuorumError, Quorum
+from evenstep.torch.elastic.record import ReplicaRecorder
+from evenstep.torch.engines.engine import NO_BATCH
 from evenstep.torch.failure import install_hook
-from evenstep.torch.model import device_of
+from evenstep.torch.model import PreparedModel, device_of, forget
 from evenstep.torch.optimizers import window_scheduler
 from evenstep.torch.processes.workers import Workers, gather
+from evenstep.torch.refusals import require_loader
 from evenstep.torch.request import RunRequest
 from evenstep.worker.activity import Activity
-from evenstep.worker.agreement import Agreed, hold_of
+from evenstep.worker.agreement import hold_of
 from evenstep.worker.arguments import require_known
-from evenstep.worker.loader_state import LoaderState, read_state
-from evenstep.worker.meter import COLUMNS, HostStopwatch, Meter, Rows
-from evenstep.worker.tracker import Tracker
+from evenstep.worker.meter import HostStopwatch
+from evenstep.worker.opening import open_tracker, run_event
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
@@ -64,14 +66,6 @@ class ElasticOptions(TypedDict, total=False):
     seed: int
     run_dir: str | os.PathLike[str] | None
     emulate: Cluster | str | os.PathLike[str] | None
-
-
-@dataclass(slots=True)
-class Position:
-    """The first slice that no step that counted has computed."""
-
-    epoch: int = 0
-    done: int = 0
 
 
 @final
@@ -110,35 +104,39 @@ class ElasticSession:
                 " without predictor=narx and nonfinite=refuse"
             )
         self._launched, self._slot, self._slots = launched, *_slot_of(launched)
+        slot, folder = self._slot, self._request.events_dir
+        last = partial(Ended, worker=slot)
+        keeps = Silent() if folder is None else JsonlRecorder(folder, slot, last=lambda: last(at=time.perf_counter()))
+        self._recorder = ReplicaRecorder(keeps, slot, self._slots)
         self._quorum = Quorum(manager)
         self._modules: list[torch.nn.Module] = []
+        self._prepared: list[PreparedModel] = []
         self._optimizers: list[torch.optim.Optimizer] = []
         self._carried: list[Any] = []
-        self._loader: ElasticLoader | None = None
-        self.global_batch_size = 0
+        self._loader: PreparedLoader | None = None
+        self._engine: ElasticEngine | None = None
         self._key = secrets.randbits(62)
-        self._members: Members | None = None  # Of the last step that counted.
-        self._present: Members | None = None
-        self._restored: Mapping[str, Any] | None = None
-        self._tracker: Tracker | None = None
-        self._share: Share | None = None
-        self._table: torch.Tensor | None = None
-        self._works: list[Any] = []
-        self.at = Position()
-        self.counted = False
-        """Whether the last step counted; False before the first, and after this replica has got a state."""
-        self._settled = True
-        self.fresh = False
-        """Whether the slices must be planned anew, as the members or the position are others."""
-        manager.register_state_dict_fn(_KEY, self._load, self._save)
+        self._arrived: dict[str, Any] | None = None
+        """The state of another replica, until this one has agreed with the members."""
+        self._activity = Activity()
+        self.closed = False
+        manager.register_state_dict_fn(_KEY, self._receive, self._save)
 
     # The script's objects.
 
     def model(self, model: torch.nn.Module) -> Any:
         """Return the model in a DistributedDataParallel that sums gradients over the members; there may be several."""
-        prepared = summing(model, self._reduce)
-        self._modules.append(prepared.module)
-        return prepared
+        replica = summing(model, partial(self._reduce, len(self._modules)))
+        prepared = PreparedModel(replica.module)
+        prepared.follow(replica)
+        self._modules.append(replica.module)
+        self._prepared.append(prepared)
+        return replica
+
+    def _reduce(self, model: int, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if self._engine is None:
+            raise ConfigError(NO_BATCH)
+        return self._engine.communicate(model, bucket)
 
     def optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Make the steps of this optimizer take place only if they count; returns it, without torchft's wrapper."""
@@ -149,7 +147,8 @@ class ElasticSession:
         def step_if_it_counts(_: object, closure: Callable[[], float] | None = None) -> float | None:
             with torch.enable_grad():
                 loss = None if closure is None else closure()
-            if self.commit():
+            if self._engine is not None and self._engine.commit():
+                leave_mark(self._launched, self._slot)
                 step()
             return loss
 
@@ -167,8 +166,11 @@ class ElasticSession:
         self._carried.append(part)
         return part
 
-    def loader(self, loader: DataLoader[Any]) -> ElasticLoader:
+    def loader(self, loader: DataLoader[Any]) -> PreparedLoader:
         """Return a loader of this replica's batches.
+
+        A loop over it is one epoch, counted from 0. On a replica that joins in a later epoch, the loops of the earlier
+        ones are empty; `for epoch in range(loader.epoch, epochs)` leaves them out.
 
         Raises:
             ConfigError: There is one already, or the global batch size is not known.
@@ -177,7 +179,7 @@ class ElasticSession:
             raise ConfigError(
                 "an elastic session has one loader: give it the training loader, and leave others as they are"
             )
-        self._request = replace(self._request, loader=loader)
+        self._request = replace(self._request, loader=require_loader(loader), checksum=checksum_of(loader))
         given = self._request.global_batch_size or self._scheme.load.given_sizes
         if given is None and self._launched.elastic is None:
             raise ConfigError(
@@ -185,7 +187,7 @@ class ElasticSession:
                 " of all replicas in a step"
             )
         self.global_batch_size = self._request.whole_batch_size(self._scheme, Sampling.of(loader), self._slots)
-        self._loader = ElasticLoader(loader, self)
+        self._loader = PreparedLoader(loader, self, 0)
         return self._loader
 
     @property
@@ -193,65 +195,89 @@ class ElasticSession:
         """The number of steps that have counted."""
         return self._quorum.step
 
-    # A step.
-
-    def join(self) -> None:
-        """Meet the other members for the next step; a replica that is behind has the state of the others afterwards."""
-        self._quorum.open()
-
-    def share_of(self, epoch: int) -> Share | None:
-        """This replica's share of the next slice of the epoch; None once the epoch is over. Waits for the members.
-
-        Raises:
-            ConfigError: Something cannot work on this replica or on another, which is named.
-            DisagreementError: The replicas were started with different things.
-        """
-        while True:
-            if self.at.epoch > epoch:
-                return None
-            self.join()
-            if self.at.epoch > epoch:
-                return None
-            if not self._quorum.broken and self._agree(epoch):
-                break
-            self._quorum.commit()
-        assert self._loader is not None
-        share = self._loader.planned(self.at)
-        assert share is not None
-        self._share, self._table, self._settled = share, None, False
-        self.tracker.begin(share, share, self.at.epoch)
-        return share
-
     @property
-    def tracker(self) -> Tracker:
-        """Follows this replica's iterations."""
-        assert self._tracker is not None
-        return self._tracker
+    def counted(self) -> bool:
+        """Whether the last step counted; False before the first."""
+        return self._engine is not None and self._engine.counted
 
-    def _agree(self, epoch: int) -> bool:
-        """Settle who the members are, if they may be others; False if one was lost meanwhile."""
-        if self.at.epoch < epoch:
-            self.at, self.fresh = Position(epoch), True
-        if not self._quorum.changed:
-            return True
+    # The loader's side.
+
+    def start_with(self, loader: BatchLoop) -> None:
+        """Bind the loader, on the terms of this replica alone; the members agree when they meet."""
+        workers = Workers(rank=0, count=1, host=socket.gethostname(), timeout_seconds=self._request.timeout)
+        agreed, terms = agree(self._request_of([self._slot]), workers, self._activity)
+        hold, emulated = hold_of(self._request.emulate, self._launched, rank=self._slot, workers=self._slots)
+        tracker = open_tracker(
+            replace(agreed, own=replace(agreed.own, hold=hold, emulated=emulated)),
+            workers,
+            DeviceStopwatch() if device_of(self._modules[0]).type == "cuda" else HostStopwatch(time.perf_counter),
+            self._activity,
+            launched=self._launched,
+            recorder=Logged(self._recorder, self._slot),
+        )
+        engine = self._engine = ElasticEngine(
+            workers,
+            tracker,
+            self._quorum,
+            agreed,
+            terms,
+            models=self._modules,
+            optimizers=self._optimizers,
+            settle=self._settle,
+        )
+        for index, (module, prepared) in enumerate(zip(self._modules, self._prepared, strict=True)):
+            prepared.bind(module, engine, index, comm_hook=None)
+            forget(module)  # The members agree on it again and again.
+        bound = Bound(terms=terms, scheme=agreed.scheme, engine=engine, surveyed=False)
+        loader.bind(self._request.loader, bound)
+
+    def follow(self, loader: BatchLoop) -> None:
+        """Meet the members, if the next loop would, and make it that of the epoch in which they are."""
+        engine = loader.engine
+        assert isinstance(engine, ElasticEngine)
+        if (at := loader.next_position) is not None:
+            engine.at = max(engine.at, at)
+            if not engine.meets(at[0]):
+                loader.set_epoch(engine.at[0])
+
+    def expected_batch_size(self, _: DataLoader[Any]) -> int:
+        """The samples of a step."""
+        return self.global_batch_size
+
+    def expected_length(self, _: DataLoader[Any]) -> int:
+        """The steps of an epoch."""
+        assert self._loader is not None
+        self.start_with(self._loader)
+        return self._loader.iterations_per_epoch
+
+    def draws_own(self, _: DataLoader[Any]) -> bool:
+        """False: the members divide the slices of one dataset."""
+        return False
+
+    def _settle(self) -> bool:
+        """Agree with the members, who may be others, and take over the state of another; False if one was lost."""
         rank, count = self._quorum.place
+        timeout, engine = self._request.timeout, self._engine
+        assert engine is not None
         workers = Workers(
-            rank=rank,
-            count=count,
-            host=socket.gethostname(),
-            timeout_seconds=self._request.timeout,
-            meet=self._quorum.gather,
+            rank=rank, count=count, host=socket.gethostname(), timeout_seconds=timeout, rows=self._quorum.rows
         )
         try:
-            told = gather(workers, {"key": self._key, "slot": self._slot})
-            agreed, terms = agree(self._request_of([each["slot"] for each in told]), workers, Activity())
+            told = gather(workers, {"key": self._key, "slot": self._slot, "host": workers.host})
+            agreed, terms = agree(self._request_of([each["slot"] for each in told]), workers, self._activity)
         except BrokenQuorumError:
             return False
         except (ConfigError, DisagreementError):
-            if self._members is None or self._key not in self._members.keys:
+            if engine.members is None or self._key not in engine.members.keys:
                 raise
             return False  # A replica that joins was started with something else: it ends, and the members go on.
-        self._begin(tuple(each["key"] for each in told), agreed, terms, workers)
+        if self._arrived is not None:
+            self._take_over(engine, self._arrived, agreed.scheme.load)
+        engine.regroup(workers, tuple(each["key"] for each in told), agreed, terms)
+        assert self._loader is not None
+        length, seed = self._loader.iterations_per_epoch, self._request.seed
+        run = run_event(agreed, rank, iterations=length, seed=seed, torch=str(torch.__version__))
+        self._recorder.members(told, rank, run, self.step)
         return True
 
     def _request_of(self, slots: list[int]) -> RunRequest:
@@ -272,160 +298,56 @@ class ElasticSession:
             launched=msgspec.structs.replace(self._launched, slow=(), emulate=None, start_from=None),
         )
 
-    def _begin(self, keys: tuple[int, ...], agreed: Agreed, terms: Terms, worker: Workers) -> None:
-        if self._restored is not None and self._restored["keys"]:
-            former = Members.of(agreed.scheme.load, tuple(self._restored["keys"]), None)
-            former.policy.load_state_dict(self._restored["policy"])
-            self._members, self._restored = former, None
-        self._present = Members.of(agreed.scheme.load, keys, self._members)
-        limits = SizeLimits(agreed.scheme.load, agreed.problem, agreed.limits)
-        self._tracker = self._tracker or self._new_tracker(agreed, worker, limits)
-        self._tracker.regroup(
-            worker, self._present.policy, replace(agreed.problem, epoch=self.at.epoch), limits, self._quorum.step
-        )
-        self._rows = Rows(self._tracker.meter, partial(gather, worker))
-        self._weigh = WEIGHTINGS[agreed.scheme.weighting]
-        self.fresh = True
-        assert self._loader is not None
-        self._loader.follow(terms)
-
-    def _new_tracker(self, agreed: Agreed, worker: Workers, limits: SizeLimits) -> Tracker:
-        assert self._present is not None
-        hold, _ = hold_of(self._request.emulate, self._launched, rank=self._slot, workers=self._slots)
-        clock, folder, slot = time.perf_counter, self._request.events_dir, self._slot
-        keeps = Silent() if folder is None else JsonlRecorder(folder, slot, last=lambda: Ended(worker=slot, at=clock()))
-        on_device = device_of(self._modules[0]).type == "cuda"
-        return Tracker(
-            workers=worker,
-            policy=self._present.policy,
-            problem=agreed.problem,
-            limits=limits,
-            meter=Meter(stopwatch=DeviceStopwatch() if on_device else HostStopwatch(clock)),
-            recorder=Logged(keeps, slot),
-            clock=clock,
-            hold=hold,
-        )
-
-    def _reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Weigh a bucket of gradients and begin its sum; the last one waits for all, as DDP reads none before."""
-        buffer = bucket.buffer()
-        if self._share is None or self._settled:
-            raise ConfigError(
-                "a backward ran outside the loop over the session's loader: compute gradients of its batches alone"
-            )
-        if self._share.samples:
-            buffer.mul_(self._weigh(self._share))
-        else:
-            buffer.zero_()
-        self._works.append(self._quorum.sum(buffer))
-        if bucket.is_last():
-            self._exchange()
-        return completed(buffer)
-
-    def _exchange(self) -> None:
-        tracker = self.tracker
-        tracker.compute_ends()
-        now = tracker.iteration
-        assert now is not None
-        rates = [float(group["lr"]) for each in self._optimizers for group in each.param_groups if "lr" in group]
-        rank, count = self._quorum.place
-        self._table = torch.zeros((count, COLUMNS), dtype=torch.int64)
-        self._table[rank] = torch.tensor(self._rows.row(now, rates=rates))
-        with tracker.waiting():
-            for work in (*self._works, self._quorum.sum(self._table)):
-                work.wait()
-        self._works.clear()
-        assert now.paused is not None
-        now.synchronised_seconds = tracker.clock() - now.paused
-
-    def commit(self) -> bool:
-        """End the step, once; returns whether it counts.
-
-        Raises:
-            ConfigError: No backward has run over the batch.
-            DisagreementError: The members computed different iterations, or at different learning rates.
-        """
-        if self._settled:
-            return self.counted
-        if self._table is None and not self._quorum.broken:
-            raise ConfigError(
-                "no backward ran over the last batch of the loader: every batch needs one, before the step"
-            )
-        with suppress(BrokenQuorumError):
-            if self._table is not None and not self._quorum.broken:
-                self._rows.check(self._table.numpy())
-        self._settled, self.counted = True, self._quorum.commit()
-        tracker, loader = self.tracker, self._loader
-        assert loader is not None
-        if self.counted:
-            self._members = self._present
-            leave_mark(self._launched, self._slot)
-            loader.advance(self.at)
-        else:
-            tracker.meter.received = None
-            tracker.take_back()
-        return self.counted
-
-    def next_begins(self) -> None:
-        """The script asks for the next batch: end the step, if the script has not stepped, and learn from it."""
-        self.commit()
-        self.tracker.enter_loader()
-        if self.counted:
-            self.tracker.learn()
-
     # The state.
 
-    def state_dict(self) -> dict[str, Any]:
-        """The position in the epoch and the speeds, for a checkpoint of the script's own."""
-        assert self._loader is not None
-        members = self._members
-        return msgspec.structs.asdict(
-            LoaderState(
-                seed=self._request.seed,
-                epoch=self.at.epoch,
-                iteration=self.at.done,
-                length=self._loader.length,
-                global_batch_size=self.global_batch_size,
-                order=None,
-                load={
-                    "keys": [] if members is None else list(members.keys),
-                    "policy": {} if members is None else members.policy.state_dict(),
-                },
-            )
-        )
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from where `state_dict` was called; before the loop. A replica that joins gets the others' state.
-
-        Raises:
-            ConfigError: It is not such a state.
-        """
-        saved = read_state(state)
-        self.at, self._restored, self._members = Position(saved.epoch, saved.iteration), saved.load, None
+    def _receive(self, state: dict[str, Any]) -> None:
+        self._arrived = state
 
     def _save(self) -> dict[str, Any]:
         """The state for a replica that joins."""
+        if self._arrived is not None:
+            return self._arrived
+        engine = self._engine
+        assert engine is not None
+        members = engine.members
         return {
-            "parts": [each.state_dict() for each in (*self._modules, *self._optimizers, *self._carried)],
-            "loader": self.state_dict(),
+            "parts": [each.state_dict() for each in self._parts],
+            "at": engine.at,
+            "members": None if members is None else (members.keys, members.policy.state_dict()),
             "random": (random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()),
         }
 
-    def _load(self, state: dict[str, Any]) -> None:
-        parts = *self._modules, *self._optimizers, *self._carried
-        for part, saved in zip(parts, state["parts"], strict=True):
+    def _take_over(self, engine: ElasticEngine, state: dict[str, Any], load: Load) -> None:
+        if len(state["parts"]) != len(self._parts):
+            raise ConfigError(
+                f"the members have {len(state['parts'])} models, optimizers, schedulers and other parts with a state,"
+                f" and this replica has {len(self._parts)}: give the session the same ones in the same order"
+            )
+        for part, saved in zip(self._parts, state["parts"], strict=True):
             part.load_state_dict(saved)
-        self.load_state_dict(state["loader"])
+        engine.at, engine.counted, engine.members = tuple(state["at"]), False, None
+        if state["members"] is not None:
+            keys, policy = state["members"]
+            engine.members = Members.of(load, tuple(keys), None)
+            engine.members.policy.load_state_dict(policy)
         of_python, of_numpy, of_torch = state["random"]
         random.setstate(of_python)
         np.random.set_state(of_numpy)
         torch.set_rng_state(of_torch)
-        self.counted, self.fresh = False, True
+        self._arrived = None
+
+    @property
+    def _parts(self) -> list[Any]:
+        return [*self._modules, *self._optimizers, *self._carried]
 
     def close(self) -> None:
         """End the record of this replica."""
-        if self._tracker is not None:
-            self._tracker.close()
+        self.closed = True
+        if self._engine is not None:
+            self._engine.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def _slot_of(launched: LaunchSettings) -> tuple[int, int]:

@@ -20,9 +20,9 @@ from evenstep.core.load.equal import Equal
 from evenstep.core.samples import by_samples
 from evenstep.launch.c10d import GradBucket, completed, start_sum
 from evenstep.schemes import Scheme
-from evenstep.tensors.messages import all_finite
 from evenstep.torch.engines.direct_sum import DirectSum
 from evenstep.torch.engines.engine import Engine
+from evenstep.torch.engines.left_out import LeftOut
 from evenstep.torch.engines.loss_scale import LossScale
 from evenstep.torch.engines.replicas import Replicas
 from evenstep.torch.engines.reports import ReportExchange
@@ -30,8 +30,6 @@ from evenstep.torch.engines.weighting import SummedModel, UnitCount, Weights, we
 from evenstep.torch.processes.liveness import Liveness
 from evenstep.torch.processes.workers import Workers
 from evenstep.worker.hand_outs import HandedOut
-from evenstep.worker.iteration import Iteration
-from evenstep.worker.nonfinite import NonfiniteGuard
 from evenstep.worker.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -88,8 +86,6 @@ class CollectiveEngine(Engine):
         """The loop of which the last report tells."""
         self._unsummed_steps = 0
         """The optimizers' steps since gradients were last summed."""
-        self._looked = False
-        """Whether gradients at outputs were looked at since the last step, and may not be finite."""
         self._steps = 0
         self._stepped_after_loop = False
         self._warned = False
@@ -99,8 +95,7 @@ class CollectiveEngine(Engine):
         by_norms = not self._averages_statistics
         self._scale = LossScale(workers, by_norms=by_norms, sharded=sharded) if looks else None
         guards = workers.count > 1 and self._sums_to_one and scheme.nonfinite != "spread"
-        self._nonfinite = NonfiniteGuard(scheme.nonfinite, tracker) if guards else None
-        self._finite_before: torch.Tensor | None = None
+        self._left_out = LeftOut(scheme.nonfinite, tracker, self._models) if guards else None
         self._replicas = Replicas(models, workers) if workers.host_group is not None else None
         if self._alone:
             for model in self._models:
@@ -225,23 +220,10 @@ class CollectiveEngine(Engine):
             return  # PyTorch gives none for an output that the loss does not depend on.
         if self._scale is not None and self._scale.looks:
             self._scale.backward_begins(gradient)
-        # In float16 an infinity must reach all workers, because it tells the GradScaler of each to lower its scale.
-        if self._nonfinite is not None and gradient.dtype is not torch.float16:
+        if self._left_out is not None and gradient.dtype is not torch.float16:
             total = gradient.sum()
             if not total.is_cpu or not cmath.isfinite(total.item()):
-                self._looked = True
-                self._models[model].look_at(total.isfinite())
-
-    def _count_left_out(self, now: Iteration, guard: NonfiniteGuard) -> None:
-        self._looked = False
-        found = [finite for model in self._models if (finite := model.take_finite()) is not None]
-        finite = torch.stack(found).all() if found else None
-        if finite is not None and not finite.is_cpu:
-            finite, self._finite_before = self._finite_before, finite  # The host does not wait for its device.
-        if finite is None or finite:
-            guard.passed()
-        else:
-            guard.skip(now, finite=all_finite(each for model in self._models for each in model.parameters))
+                self._left_out.look_at(model, total)
 
     def communicate(self, model: int, comm_hook: CommHook | None, bucket: GradBucket) -> Reduced:
         """The DDP communication hook: returns the weighted sum of a bucket's gradients over all workers."""
@@ -349,8 +331,8 @@ class CollectiveEngine(Engine):
             if self._unsummed_steps and self.hand_outs.ahead and self.workers.count > 1:
                 self._require_backward(optimizer)
         self._unsummed_steps += 1
-        if self._nonfinite is not None and now is not None and (self._looked or self._nonfinite.in_a_row):
-            self._count_left_out(now, self._nonfinite)
+        if self._left_out is not None and self._left_out.due:
+            self._left_out.before_step()
         self.tracker.mark(Doing.STEPPED)
         self._steps += 1
         if self._stepped_after_loop and not self._warned:

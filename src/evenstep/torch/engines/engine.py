@@ -54,6 +54,8 @@ class Engine(ABC):
         self._liveness = liveness
         self._loop_over = False
         self._all_done = False
+        self.uncounted = 0
+        """The iterations handed out last that do not count, as a member was lost in their step; they come again."""
         self.accumulates = False
         """Whether an iteration may consist of several micro-batches."""
         self.window = Window()

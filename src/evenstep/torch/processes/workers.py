@@ -27,6 +27,7 @@ class Workers(Worker):
         machines: The machine of each worker, if they have groups; `pids` are valid between workers of one machine.
         connections: The inodes of the connections of groups that were made here.
         meet: Exchanges this worker's record for those of all workers, if there are no groups.
+        rows: Stacks this worker's tensor with those of all workers, if they come and go, so that there are no groups.
     """
 
     host_group: dist.ProcessGroup | None = None
@@ -38,6 +39,12 @@ class Workers(Worker):
     pids: tuple[int, ...] = ()
     connections: frozenset[int] = frozenset()
     meet: Callable[[bytes], list[bytes]] | None = None
+    rows: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    @property
+    def gathers(self) -> bool:
+        """True if tensors can be gathered, because workers wait for each other."""
+        return self.count == 1 or self.host_group is not None or self.rows is not None
 
     def leave(self) -> None:
         """Leave the groups; the others must leave too."""
@@ -69,7 +76,7 @@ def gather(workers: Workers, record: Mapping[str, Any]) -> list[dict[str, Any]]:
     text = json.dumps(record).encode()
     if workers.meet is not None:
         return [json.loads(each) for each in workers.meet(text)]
-    if workers.host_group is None:
+    if workers.host_group is None and workers.rows is None:
         return [json.loads(text)]
     longest = int(of_all(workers, torch.tensor([len(text)])).max())
     texts = of_all(workers, torch.frombuffer(bytearray(text.ljust(longest)), dtype=torch.uint8))
@@ -78,6 +85,8 @@ def gather(workers: Workers, record: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def of_all(workers: Workers, tensor: torch.Tensor) -> torch.Tensor:
     """Every worker's tensor on the CPU, all of one shape, stacked; all workers must call this together."""
+    if workers.rows is not None:
+        return workers.rows(tensor)
     if workers.host_group is None:
         return tensor.unsqueeze(0)
     tensors = [torch.empty_like(tensor) for _ in range(workers.count)]

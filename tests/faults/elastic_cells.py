@@ -1,0 +1,95 @@
+"""The cells of elastic runs: what befalls a replica, when, and what must come of it."""
+
+from dataclasses import dataclass
+
+ELASTIC = "elastic"
+COUNT = 3
+"""Replicas of a cell; on two hosts, one of them is on the second."""
+SENDER = "the sender"
+"""A victim: the replica that sends its state to one that joins, whichever it is."""
+LINK = "the link"
+"""A victim: the link between the two hosts, cut at one end."""
+HOST = "the host of the Lighthouse"
+"""A victim: the launcher on the first host, with the Lighthouse and the replicas there."""
+TIMEOUT_SECONDS, HEARTBEAT_SECONDS = 10.0, 4.0
+
+WHY = {
+    "killed": "was killed by SIGKILL; it is started again",
+    "raises": "ValueError: boom; it is started again",
+    "stopped": "stood still",
+    "hangs": f"kept the others waiting for {TIMEOUT_SECONDS:g} s",
+}
+"""By fault, what the terminal says of the victim; nothing where it is not lost, or where nobody can tell."""
+COMES_BACK = ("killed", "raises", "paused", "cut for a while", "killed and started again")
+
+
+@dataclass(frozen=True)
+class ElasticCell:
+    """A fault of one replica, or of two in the same step.
+
+    At the moments `joins` and `sends` replica 2 has been killed before, and its second process joins.
+    """
+
+    fault: str
+    moment: str
+    victim: int | str
+    second_victim: int = -1
+    hosts: int = 1
+
+    def __str__(self):
+        return f"elastic-{self.moment}-{self.what}-{self.hosts}".replace(" ", "-")
+
+    @property
+    def what(self):
+        names = [f"{each if isinstance(each, str) else f'worker {each}'} {self.fault}" for each in self.victims]
+        return ", ".join(names)
+
+    @property
+    def victims(self):
+        return (self.victim,) if self.second_victim < 0 else (self.victim, self.second_victim)
+
+    @property
+    def why(self):
+        return WHY.get(self.fault, "")
+
+    @property
+    def joins(self):
+        """Whether a replica joins as the fault takes place."""
+        return self.moment in ("joins", "sends")
+
+    @property
+    def members(self):
+        """How many replicas are there at the end."""
+        gone = 0 if self.fault in COMES_BACK else 1 if self.victim == LINK else len(self.victims)
+        return COUNT - gone
+
+    @property
+    def codes(self):
+        """The exit codes of the launchers, by host."""
+        return [0, 1] if self.fault == "cut" else [0] * self.hosts
+
+    def row(self, seconds):
+        """Of the table: the cell, and the seconds from the fault to the next step that counts."""
+        two = {"killed": "two killed", "stopped": "two stopped", "hangs": "two hang"}
+        outside = {LINK: f"link {self.fault}", HOST: "Lighthouse killed"}
+        what = two[self.fault] if self.second_victim >= 0 else outside.get(self.victim, self.fault)
+        return [ELASTIC, "", self.moment, what, "finish", round(seconds, 1)]
+
+
+def elastic_cells():
+    """Every fault in mid-epoch, some at the other moments, and what needs two hosts."""
+    faults = ("killed", "raises", "stopped", "paused", "hangs")
+    cells = [ElasticCell(fault, "mid-epoch", 1) for fault in faults]
+    cells += [ElasticCell(fault, "start", 1) for fault in ("killed", "raises")]
+    cells += [ElasticCell(fault, "first iteration", 0) for fault in ("killed", "hangs")]
+    cells += [ElasticCell(fault, "commit", 2) for fault in ("killed", "stopped", "raises")]
+    cells += [ElasticCell(fault, "joins", 2) for fault in ("killed", "stopped", "raises")]
+    cells += [ElasticCell(fault, "sends", SENDER) for fault in ("killed", "stopped")]
+    cells += [ElasticCell(fault, "mid-epoch", 0, 2) for fault in ("killed", "stopped", "hangs")]
+    cells += [ElasticCell(fault, "mid-epoch", LINK, hosts=2) for fault in ("cut", "cut for a while")]
+    return [*cells, ElasticCell("killed and started again", "mid-epoch", HOST, hosts=2)]
+
+
+def elastic_part(cells):
+    """The one that is always run."""
+    return [each for each in cells if (each.fault, each.moment) == ("killed", "commit")]

@@ -1,0 +1,155 @@
+"""What a replica of an elastic cell runs: an ordinary script, with the fault of the cell."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+from support.elastic import Elastic, parts
+
+import evenstep
+from faults.elastic_cells import COUNT, HOST, LINK, SENDER, ElasticCell
+
+RUN = Elastic(replicas=COUNT, samples=288, global_batch_size=24)
+FIRST, STEP, REST, POLL_SECONDS = 0, 4, 8, 0.02
+"""The steps of faults, and the one in which those that nothing befell wait for the victims that come back."""
+
+
+class Faults:
+    """What befalls this replica, in which life of its."""
+
+    def __init__(self, cell, folder):
+        self.cell, self.folder = cell, Path(folder)
+        self.slot, self.life = int(os.environ["RANK"]), int(os.environ["EVENSTEP_RESTART"])
+        self.host = int(os.environ.get("TEST_HOST", "0"))
+        self.slot += 2 * self.host
+
+    def at(self, moment):
+        cell, fault = self.cell, self.cell.fault
+        if cell.joins and (moment, self.slot, self.life) == ("mid-epoch", 2, 0):
+            os.kill(os.getpid(), signal.SIGKILL)
+        mine = self.slot in cell.victims and self.life == (cell.moment == "joins")
+        sends = cell.victim == SENDER and self.slot != 2 and self.life == 0
+        outside = cell.victim in (LINK, HOST) and self.slot == (2 if cell.victim == LINK else 0) and self.life == 0
+        if moment != cell.moment or not (mine or sends or outside):
+            return
+        if sends:
+            with suppress(FileExistsError):
+                (self.folder / "sends").touch(exist_ok=False)
+                self.befall(fault)
+        elif outside:
+            if not (self.folder / f"fired-{cell.victim}").exists():
+                self.fired(cell.victim)
+                threading.Event().wait() if cell.victim == HOST else self.wait_for("cut")
+        else:
+            self.befall(fault)
+
+    def befall(self, fault):
+        self.fired(self.slot)
+        if fault in ("killed", "stopped", "paused"):
+            os.kill(os.getpid(), signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+        elif fault == "raises":
+            raise ValueError("boom")
+        else:
+            threading.Event().wait()
+
+    def fired(self, name):
+        (self.folder / "firing").write_text(str(os.getpid()))
+        (self.folder / "firing").rename(self.folder / f"fired-{name}")
+
+    def wait_for(self, name):
+        while not (self.folder / name).exists():
+            time.sleep(POLL_SECONDS)
+
+    def wait_for_others(self, step):
+        """At first all wait for all, and later for the victims that come back."""
+        cell, last = self.cell, self.life + 1
+        if step == FIRST and not self.life:
+            for slot in range(COUNT):
+                self.wait_for(f"here-{slot}")
+        if step != REST or self.life or self.slot in cell.victims:
+            return
+        if cell.joins:
+            self.wait_for("here-2-1")
+        elif cell.fault in ("killed", "raises"):
+            for victim in cell.victims:
+                self.wait_for(f"here-{victim}-{last}")
+        elif cell.fault in ("paused", "cut for a while"):
+            self.wait_for("went-on")
+        elif cell.victim == HOST:
+            self.wait_for("here-0-0-again")
+
+
+def train(cell, folder):
+    faults = Faults(cell, folder)
+    faults.at("start")
+    torch.set_num_threads(1)
+    os.environ["RANK"], rank = str(faults.slot), os.environ["RANK"]
+    model, optimizer, loader = parts(RUN)
+    os.environ["RANK"] = rank
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
+    model, optimizer, loader = evenstep.prepare(
+        model, optimizer, loader, global_batch_size=RUN.global_batch_size, schedulers=scheduler
+    )
+    session, name = loader.session, f"{faults.slot}-{faults.life}"
+    watch_moments(session, faults)
+    again = "-again" if Path(folder, f"here-{name}").exists() else ""
+    for each in (f"here-{name}{again}", f"here-{faults.slot}"):
+        Path(folder, each).touch()
+    members = epoch = 0
+    with Path(folder, f"steps-{name}{again}").open("a", buffering=1) as journal:
+        while members != cell.members:
+            members = 0
+            for inputs, targets in loader:
+                epoch, step = loader.epoch, session.step
+                faults.wait_for_others(step)
+                faults.at("first iteration" if step == FIRST else "mid-epoch" if step == STEP else "")
+                optimizer.zero_grad()
+                torch.nn.functional.mse_loss(model(inputs), targets).backward()
+                optimizer.step()
+                scheduler.step()
+                members = len(loader.batch_sizes)
+                if members != cell.members:  # This may be for long, on a busy machine.
+                    time.sleep(POLL_SECONDS)
+                line = {"step": step, "epoch": epoch, "sizes": loader.batch_sizes, "slot": faults.slot}
+                line |= {"positions": list(loader.current.positions[: loader.current.samples])}
+                journal.write(json.dumps(line | {"counted": session.counted, "at": time.time()}) + "\n")
+    weights = torch.cat([each.detach().flatten() for each in model.parameters()])
+    outcome = {"epochs": epoch + 1, "weights": weights.tolist()}
+    Path(folder, f"finished-{name}{again}").write_text(json.dumps(outcome))
+
+
+def watch_moments(session, faults):
+    """The moments inside of the session: the state is sent and received, and the step is about to count."""
+    manager = session._quorum._manager
+    commit = manager.should_commit
+
+    def should_commit():
+        counts = commit()
+        if session.step == STEP + 1 and counts:
+            faults.at("commit")
+        return counts
+
+    def load(state):
+        faults.at("joins")
+        session._receive(state)
+
+    def save():
+        if session.step >= STEP:  # Not at first, when only one may have a state to lose.
+            faults.at("sends")
+        return session._save()
+
+    manager.should_commit = should_commit
+    (key,) = manager._load_state_dict_fns
+    manager._load_state_dict_fns[key], manager._user_state_dicts[key] = load, save
+
+
+if __name__ == "__main__":
+    train(ElasticCell(**json.loads(sys.argv[1])), sys.argv[2])

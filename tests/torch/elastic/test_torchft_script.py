@@ -1,0 +1,66 @@
+"""A script with torchft's `Manager` adopts evenstep in four lines."""
+
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from support.guard import GUARD_SECONDS
+from torch.distributed import TCPStore
+
+pytest.importorskip("torchft")
+
+pytestmark = pytest.mark.multiprocess
+
+SCRIPT = Path(__file__).parents[2] / "support" / "torchft_script.py"
+CHANGES = {
+    "import sys\n": "import sys\nfrom evenstep.integrations.torchft import ElasticSession\n",
+    "manager = Manager(\n": "manager = Manager(\n    use_async_quorum=False,\n",
+    "model = DistributedDataParallel(manager, model)\n": "session = ElasticSession(manager, global_batch_size=24)\n",
+    "optimizer = Optimizer(manager, optimizer)\n": "model, optimizer, loader ="
+    " session.model(model), session.optimizer(optimizer), session.loader(loader)\n",
+}
+
+
+def adopted():
+    script = SCRIPT.read_text(encoding="utf-8")
+    for before, after in CHANGES.items():
+        assert script.count(before) == 1
+        script = script.replace(before, after)
+    return script
+
+
+def test_a_script_with_its_own_manager_adopts_evenstep_in_four_lines(tmp_path):
+    from torchft.coordination import LighthouseServer
+
+    (tmp_path / "train.py").write_text(adopted(), encoding="utf-8")
+    lighthouse = LighthouseServer(
+        bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=20_000, quorum_tick_ms=10, heartbeat_timeout_ms=5000
+    )
+    with ExitStack() as ending:
+        ending.callback(lighthouse.shutdown)
+        stores = [TCPStore("localhost", 0, is_master=True, wait_for_workers=False) for _ in range(2)]
+        replicas, command = [], [sys.executable, "train.py"]
+        for slot, store in enumerate(stores):
+            told = {
+                "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{lighthouse.address().rpartition(':')[2]}",
+                "REPLICA_GROUP_ID": str(slot),
+                "NUM_REPLICA_GROUPS": "2",
+                "MASTER_ADDR": "localhost",
+                "MASTER_PORT": str(store.port),
+                "RANK": "0",
+                "WORLD_SIZE": "1",
+                "GLOO_SOCKET_IFNAME": "lo",
+                "RUST_LOG": "error",
+            }
+            with (tmp_path / f"{slot}.out").open("w") as out:
+                replicas.append(subprocess.Popen(command, cwd=tmp_path, env=os.environ | told, stdout=out, stderr=out))
+            ending.callback(replicas[-1].kill)
+        codes = [replica.wait(GUARD_SECONDS) for replica in replicas]
+    said = [(tmp_path / f"{slot}.out").read_text(encoding="utf-8") for slot in range(2)]
+    assert codes == [0, 0], said
+    last = {text.splitlines()[-1] for text in said}
+    assert len(last) == 1
+    assert last.pop().startswith("steps 80 weight")
