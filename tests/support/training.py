@@ -901,10 +901,12 @@ def accumulate(run, habit, accumulation):
             if habit in ("steps in every pass", "tokens"):
                 optimizer.zero_grad()
             counted = habit == "counts by itself" and done % accumulation
+            units = units_of(inputs) if habit.startswith("tokens") else torch.ones_like(targets)
+            if habit == "tokens before the model":
+                loader.weigh_by(units.sum())
             with model.no_sync() if counted or habit == "no_sync everywhere" else contextlib.nullcontext():
                 error = (model(inputs) - targets) ** 2
-                units = units_of(inputs) if habit.startswith("tokens") else torch.ones_like(error)
-                if habit.startswith("tokens") and not (habit == "tokens of a few" and done % 2):
+                if habit in ("tokens", "tokens where it synchronises") or (habit == "tokens of a few" and done % 2 == 0):
                     loader.weigh_by(units.sum())
                 ((units * error).sum() / units.sum() / accumulation).backward()
             if habit == "averages in every pass":

@@ -155,7 +155,7 @@ class CollectiveEngine(Engine):
         super().close()
 
     def units_of_all(self, units: float) -> UnitCount | float:
-        return units if self.accumulates else UnitCount(units, self.workers.host_group)
+        return units if self.accumulates else UnitCount(units, self.workers.host_group).start()
 
     def weigh(self, batch: HandedOut) -> None:
         if self.accumulates:
@@ -215,6 +215,8 @@ class CollectiveEngine(Engine):
         super()._backward_begins(model, batch, gradient)
         if self.accumulates:
             self._require_all_weighed()
+            if self._units is not None:
+                self._units.start()  # Not before the forward pass: in that of its first piece a worker communicates.
         elif self.workers.count > 1 and not (self._sums_to_one and batch.units is None):
             self._models[model].keep_sum()
         if gradient is None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias, final
+from typing import Self, TypeAlias, final
 
 import torch
 import torch.distributed as dist
@@ -222,14 +222,20 @@ class SummedModel:
 
 @final
 class UnitCount:
-    """This worker's units in its batch, and those of all workers, exchanged in the background."""
+    """This worker's units in its batch, and those of all workers, exchanged in the background after `start`."""
 
     def __init__(self, count: float, group: dist.ProcessGroup | None) -> None:
-        self._count = count
+        self._count, self._group = count, group
         own, workers = torch.tensor([count], dtype=torch.float64), 1 if group is None else group.size()
         self._counts = [own.clone() for _ in range(workers)]
-        # Gathered, not summed: workers without a count sum a bucket now, and Gloo would abort for its other length.
-        self._work = None if group is None else dist.all_gather(self._counts, own, group=group, async_op=True)
+        self._work: dist.Work | None = None
+
+    def start(self) -> Self:
+        """Start the exchange, once, between the same communications on all workers."""
+        if self._work is None and self._group is not None:
+            # Gathered, not summed: workers without a count sum a bucket now, and Gloo would abort for its other length.
+            self._work = dist.all_gather(self._counts, self._counts[0].clone(), group=self._group, async_op=True)
+        return self
 
     def weight(self) -> float:
         """This worker's part of the total; 0 if all counts are 0, as for a loss divided by max(count, 1).
@@ -241,6 +247,7 @@ class UnitCount:
 
     def total(self) -> float:
         """The units of all workers, or 1 if there are none; errors as in `weight`."""
+        self.start()
         if self._work is not None:
             self._work.wait()
         return sum(map(float, self._counts)) or 1.0
