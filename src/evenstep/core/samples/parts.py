@@ -1,7 +1,7 @@
 """`evenstep.balance`: items of known cost, divided among workers; the code that divides slices by cost."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -71,10 +71,12 @@ def balance(
         whole = np.maximum(np.rint(paces / paces.max() * _SPEEDS), 1).astype(np.int64)
         return balanced(units, whole, lower=lower, upper=upper, precision=precision, steps=16, partners=8)
 
-    owners = divided(paces)
-    if capacity is not None:
+    if capacity is None:
+        owners = divided(paces)
+    else:
         most = np.minimum(_of_workers("capacity", capacity, workers), given.sum())
-        owners = _within(most, given, owners, lambda: divided(most), lower=lower, upper=upper)
+        # In proportion to the capacities, if it does not fit otherwise.
+        owners = _within(map(divided, (paces, most)), given, most, lower, upper)
     if micro_batch_cost is None:
         return [[own] if (own := np.flatnonzero(owners == each).tolist()) else [] for each in range(workers)]
     limit = float(_of_workers("micro_batch_cost", micro_batch_cost, 1)[0])
@@ -87,21 +89,14 @@ def balance(
 
 
 def _within(
-    capacity: FloatArray,
-    costs: FloatArray,
-    owners: IntArray,
-    by_capacity: Callable[[], IntArray],
-    *,
-    lower: IntArray,
-    upper: IntArray,
+    starts: Iterable[IntArray], costs: FloatArray, capacity: FloatArray, lower: IntArray, upper: IntArray
 ) -> IntArray:
-    """The division, changed so that it fits, or else the one in proportion to the capacities, changed likewise."""
     # Whole numbers, so that all workers divide alike, and as fine as their sum allows; each is rounded by up to a half.
     finest = 60 - len(costs).bit_length() - math.frexp(float(costs.max()))[1]
     memory = np.rint(np.ldexp(costs, finest)).astype(np.int64)
     room = np.rint(np.ldexp(capacity, finest)).astype(np.int64) + len(costs) // 2
-    for start in (lambda: owners, by_capacity):
-        found = fitted(start(), memory, room, lower=lower, upper=upper)
+    for owners in starts:
+        found = fitted(owners, memory, room, lower=lower, upper=upper)
         over = np.flatnonzero(np.bincount(found, weights=memory, minlength=len(room)) > room)
         if not over.size:
             return found
