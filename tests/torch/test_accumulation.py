@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 from support import training
 from support.processes import results, run_workers
 from support.told_speeds import told
 from support.training import Run
+
+import evenstep
 
 pytestmark = pytest.mark.multiprocess
 
@@ -31,6 +34,18 @@ def test_so_does_a_single_process(habit):
     alone = training.train_weighed_alone if habit == "tokens" else training.train_alone
     value = training.accumulate(run, habit, 4)
     np.testing.assert_allclose(value["weights"], alone(run, 12), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("scheme", "options"), [("bsp", {"accumulation": 4}), ("bsp:micro_batch=2", {})])
+def test_gradients_that_a_script_clips_in_every_pass_are_refused(scheme, options):
+    model, optimizer, loader = training.prepared(Run(scheme=scheme, samples=40, batch_size=4, options=options))
+    batches = iter(loader)
+    inputs, targets = next(batches)
+    torch.nn.functional.mse_loss(model(inputs), targets).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e6)
+    optimizer.step()
+    with pytest.raises(evenstep.ConfigError, match=r"clip after the last backward of a step, under `if loader\.sync"):
+        next(batches)
 
 
 @pytest.mark.parametrize("scheme", ["bsp", "lb-bsp", "dbs"])

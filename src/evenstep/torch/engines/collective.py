@@ -131,6 +131,8 @@ class CollectiveEngine(Engine):
         if self._scale is not None:
             self._scale.begins(batch)
         assert batch.weight is not None
+        for model in self._models:
+            model.begins(first=batch.piece.first)
         if self.accumulates:
             self._begin_piece(batch, batch.weight)
             return
@@ -203,6 +205,8 @@ class CollectiveEngine(Engine):
         if self._all_done:
             own.set(1 / self.workers.count)
             return
+        if not synchronises:
+            own.adds_up()
         if not synchronises and not self._alone:
             self._settle_weight()
             own.accumulating = True

@@ -12,7 +12,7 @@ from evenstep.core.samples import WEIGHTINGS, Share
 from evenstep.core.shown import shown
 from evenstep.launch.c10d import GradBucket
 from evenstep.schemes import Scheme
-from evenstep.torch.engines.gradient_watch import GradientWatch
+from evenstep.torch.engines.gradient_watch import ChangeWatch, GradientWatch
 from evenstep.torch.engines.running_statistics import RunningStatistics
 from evenstep.torch.processes.workers import Workers
 
@@ -91,6 +91,7 @@ class SummedModel:
         self._looked_at: dict[int | None, torch.Tensor] = {}
         """Whether gradients at outputs were finite, by backward pass; None is the key of an accumulation window."""
         self._kept: dict[torch.Tensor, torch.Tensor] = {}
+        self._changes: ChangeWatch | None = None
         self._expected = False
         self._sums: dict[torch.Tensor, torch.Tensor] = {}
 
@@ -103,6 +104,24 @@ class SummedModel:
         if not self.accumulating:
             self.finite = None
             self._looked_at.clear()
+
+    def adds_up(self) -> None:
+        """Note that other batches will add to the gradient of the next backward before it is summed."""
+        if self._changes is None:
+            self._changes = ChangeWatch(self.parameters)
+
+    def begins(self, *, first: bool) -> None:
+        """Note that a batch begins, whose gradient is the first one of a step or is added to others.
+
+        Raises:
+            ConfigError: It would be added to one that the script has changed.
+        """
+        if self._changes is not None and self._changes.changed() and (self.accumulating or not first):
+            raise ConfigError(
+                "the gradients were changed between two batches of a step, as by clip_grad_norm_ in every pass, while"
+                " each worker has only its own part of them: clip after the last backward of a step, under"
+                " `if loader.synchronises:` or outside no_sync (in Accelerate, `if accelerator.sync_gradients:`)"
+            )
 
     def keep_sum(self) -> None:
         """Begin a backward whose weights may not sum to 1; earlier sums stay as they are."""
@@ -120,6 +139,8 @@ class SummedModel:
 
     def close(self) -> None:
         """Remove the hooks, which autograd keeps alive."""
+        if self._changes is not None:
+            self._changes.close()
         if self.watch is not None:
             self.watch.close()
 
