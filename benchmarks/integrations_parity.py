@@ -101,7 +101,7 @@ class Run:
             Ledger(length=SAMPLES, global_batch_size=self.batch, even=True),
         )
         while (part := ledger.slice(ledger.iteration)) is not None:
-            ledger.skip()
+            ledger.iteration += 1
             yield order[part.start : part.stop]
 
     @property

@@ -68,14 +68,14 @@ def _measure(case, options):
         for number in range(options.rounds):
             names = list(schemes)
             for name in reversed(names) if number % 2 else names:
-                pace = _pace(hosts, workers, schemes[name], model_bytes, options.seconds)
+                pace, _ = pace_of(hosts, workers, schemes[name], model_bytes, options.seconds)
                 found[str(name)].append(pace)
                 record.console.print(f"  {number + 1}/{options.rounds} {_name(case)}, {name}: {pace:.3f} exchanges/s")
     return found
 
 
-def _pace(hosts, workers, scheme, model_bytes, seconds):
-    """Exchanges per second of all workers together."""
+def pace_of(hosts, workers, scheme, model_bytes, seconds):
+    """Exchanges per second of all workers together, and the bytes per second that the first host sends the other."""
     with tempfile.TemporaryDirectory() as folder:
         words = [str(SCRIPT), scheme, "--bytes", str(model_bytes), "--seconds", str(seconds), "--out", folder]
         started = [_start(hosts, node, workers // 2, words) for node in range(2)]
@@ -88,10 +88,11 @@ def _pace(hosts, workers, scheme, model_bytes, seconds):
                 each.kill()
                 each.wait()
         found = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
-        begin, end = json.loads((Path(folder) / "stop").read_text())["window"]
+        stop = json.loads((Path(folder) / "stop").read_text())
+        begin, end = stop["window"]
     if len(found) != workers:
         raise RuntimeError(f"{scheme}: {len(found)} of {workers} workers measured")
-    return sum(begin < step <= end for steps in found for step in steps) / (end - begin)
+    return sum(begin < step <= end for steps in found for step in steps) / (end - begin), stop["sent"] / (end - begin)
 
 
 def _start(hosts, node, count, words):

@@ -1,4 +1,4 @@
-"""One worker of `server_hosts.py`: exchanges gradients and weights of a model that takes no time to compute."""
+"""One worker of `server_hosts.py` and `wire.py`: exchanges what belongs to a model that takes no time to compute."""
 
 import argparse
 import json
@@ -43,7 +43,8 @@ def main():
         model, torch.optim.SGD(model.parameters(), lr=1e-9), data, scheme=options.scheme, timeout=300.0
     )
     rank, stop = int(os.environ["RANK"]), options.out / "stop"
-    steps, began = [], None
+    served = options.scheme.partition(":")[0] not in ("bsp", "diloco")
+    steps, began, sent = [], None, 0
     for number, (inputs,) in enumerate(loader, 1):
         loss = model(inputs)
         optimizer.zero_grad()
@@ -54,15 +55,22 @@ def main():
             (options.out / f"warm-{rank}").touch()
         if rank == 0 and not stop.exists():
             if began is None and len(list(options.out.glob("warm-*"))) == int(os.environ["WORLD_SIZE"]):
-                began = steps[-1]
+                began, sent = steps[-1], _sent_bytes()
             elif began is not None and steps[-1] - began >= options.seconds:
                 # All count in the same time, in which all exchange. Without servers all must leave at one iteration.
-                (options.out / "stopping").write_text(json.dumps({"at": number + 2, "window": [began, steps[-1]]}))
+                seen = {"at": number + 2, "window": [began, steps[-1]], "sent": _sent_bytes() - sent}
+                (options.out / "stopping").write_text(json.dumps(seen))
                 (options.out / "stopping").rename(stop)
-        if stop.exists() and (options.scheme != "bsp" or number == json.loads(stop.read_text())["at"]):
+        if stop.exists() and (served or number == json.loads(stop.read_text())["at"]):
             break
     (options.out / f"{rank}.json").write_text(json.dumps(steps))
     loader.close()
+
+
+def _sent_bytes():
+    """What this host has sent over the cable."""
+    path = Path("/sys/class/net", os.environ["GLOO_SOCKET_IFNAME"], "statistics/tx_bytes")
+    return int(path.read_text())
 
 
 if __name__ == "__main__":

@@ -98,6 +98,10 @@ JUDGES = {
     "time_to_accuracy": SIMULATED,
     "updates_to_target": (*SIZES, *WORKERS, "cli/demonstration/setting.py", "cli/demonstration/train.py"),
     "weigh_where": (),
+    "wire": (
+        "benchmarks/harness/hosts_worker.py", "sim/network.py", "tensors/narrow.py", "torch/engines/local.py",
+        "torch/engines/narrow.py",
+    ),
 }  # fmt: skip
 ALL = ("",)
 """What a benchmark judges that is not named above."""

@@ -8,10 +8,10 @@ from functools import wraps
 from evenstep.core.samples import Lookahead
 from evenstep.telemetry import Logged
 from evenstep.torch.data.batch_maker import BatchMaker
-from evenstep.torch.data.loop import BatchLoop
 from evenstep.torch.engines.collective import CollectiveEngine
 from evenstep.torch.engines.engine import Engine
 from evenstep.torch.engines.reports import ReportExchange
+from evenstep.torch.engines.traces import Traces
 from evenstep.torch.engines.weighting import SummedModel
 from evenstep.worker.iteration import Iteration
 from evenstep.worker.meter import Rows
@@ -21,11 +21,11 @@ from evenstep.worker.tracker import Tracker
 PARTS = {
     "hook": [(CollectiveEngine, "communicate"), (CollectiveEngine, "_reduce_on_host")],
     "weighting": [(SummedModel, "apply")],
-    "exchange": [(ReportExchange, name) for name in ("start", "wait", "deliver")],
+    "exchange": [(ReportExchange, name) for name in ("start", "wait")],
     "the row": [(Rows, "row")],
     "deciding sizes": [(Tracker, "learn"), (Lookahead, "replan")],
     "loader": [
-        (BatchMaker, "batch"), (BatchLoop, "_handed_out_now"), (Engine, "hand_out"),
+        (BatchMaker, "batch"), (Traces, "__init__"), (Engine, "hand_out"),
         (CollectiveEngine, "enter_loader"), (Lookahead, "share"), (Lookahead, "advance"),
     ],
     "checks": [

@@ -6,7 +6,7 @@ from harness import parts, real_compute
 from harness.real_compute import Case
 from harness.workers import run_workers
 
-BUDGET = {"bsp": (80, 168), "lb-bsp": (103, 265)}
+BUDGET = {"bsp": (58, 143), "lb-bsp": (75, 235)}
 """Calls beyond plain DDP's: of Python functions, and of C functions too. benchmarks/overhead.py says what they take."""
 
 

@@ -54,7 +54,7 @@ PARAMETERS = {
         *({**period, "load": load} for period, load in product(({}, {"period": 3}), LOADS)),
     ],
     "diloco": [
-        {"outer": "momentum", "outer_lr": 0.5, "outer_momentum": 0.8, "nonfinite": "refuse"},
+        {"outer": "momentum", "outer_lr": 0.5, "outer_momentum": 0.8, "wire": "bf16", "nonfinite": "refuse"},
         {"steps": "speed"},
         *({**period, "load": load} for period, load in product(({}, {"period": 3}), LOADS)),
     ],
@@ -100,7 +100,7 @@ STRINGS = [
     "local-sgd:load=lb-bsp:change_cost=0.5",
     "local-sgd:load=lb-bsp:predictor=ema;minimum=4",
     "diloco",
-    "diloco:period=8,outer=sgd,outer_lr=1,steps=speed",
+    "diloco:period=8,outer=sgd,outer_lr=1,steps=speed,wire=int8",
     "diloco:load=lb-bsp:predictor=ema;minimum=4",
     "asp",
     "asp:rate=raw,clip=0.5,nonfinite=refuse,exchange=overlapped,servers=2",

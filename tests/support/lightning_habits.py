@@ -76,7 +76,7 @@ class GlobalBatches:
             with seeded_randomness(SEED, self.epoch):
                 order = list(self.loader.sampler)
         while (part := ledger.slice(ledger.iteration)) is not None:
-            ledger.skip()
+            ledger.iteration += 1
             yield order[part.start : part.stop]
 
 

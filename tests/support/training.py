@@ -21,6 +21,7 @@ import evenstep
 from evenstep.schemes import Scheme
 from evenstep.testing.scripted import Scripted
 from evenstep.torch.engines.direct_sum import DirectSum
+from evenstep.torch.engines.narrow import NarrowSum
 from evenstep.torch.processes.join_workers import join_workers
 from evenstep.worker import agreement
 
@@ -562,6 +563,16 @@ def train_locally(run):
     outer = {name: each.tolist() for name, each in optimizer.state.pop("outer_momentum", {}).items()}
     steps = [float(state["step"]) for state in optimizer.state.values() if "step" in state]
     return {"weights": weights(model), "positions": positions, "state": momentum, "steps": steps, "outer": outer}
+
+
+def vector_of(worker, number, length):
+    return torch.randn(length, generator=torch.Generator().manual_seed(100 * worker + number))
+
+
+def sum_narrowly(wire, length, times):
+    """What each of several sums of all workers' vectors comes to on a narrow wire."""
+    narrow = NarrowSum(wire, dist.group.WORLD)
+    return [narrow.sum(0, vector_of(dist.get_rank(), each, length)).numpy() for each in range(times)]
 
 
 def train_locally_alone(run, positions_by_worker, period, outer=None):

@@ -20,21 +20,22 @@ class Looks:
     All workers step on the same gradients, so a difference neither grows nor vanishes by itself, and a look now and
     then finds it.
 
-    >>> looks = Looks(longest=4)
-    >>> [iteration for iteration in range(1, 16) if looks.due()]
-    [1, 3, 7, 11, 15]
+    Attributes:
+        at: The next iteration to look in, or in the first one after it.
     """
 
     def __init__(self, *, longest: int = 1000) -> None:
-        self._interval, self._left, self._longest = 1, 1, longest
+        self.at, self._interval, self._longest = 0, 1, longest
 
-    def due(self) -> bool:
-        """Count an iteration; returns whether to look in it."""
-        self._left -= 1
-        if self._left:
-            return False
-        self._interval = self._left = min(2 * self._interval, self._longest)
-        return True
+    def follow(self, iteration: int) -> None:
+        """Choose the next iteration after a look in this one.
+
+        >>> looks = Looks(longest=4)
+        >>> [looks.follow(looks.at) or looks.at for _ in range(4)]
+        [2, 6, 10, 14]
+        """
+        self._interval = min(2 * self._interval, self._longest)
+        self.at = iteration + self._interval
 
 
 def require_same_weights(sketches: FloatArray, rounding: FloatArray, names: Sequence[str]) -> None:

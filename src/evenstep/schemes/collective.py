@@ -19,7 +19,7 @@ from evenstep.core.load.static import Static
 from evenstep.core.load.time_models import TimeModelsPolicy
 from evenstep.schemes.given_sizes import ByKey, Sizes
 from evenstep.schemes.recipe import parse_scheme, recipe, sizes_of
-from evenstep.schemes.scheme import Clip, NonfiniteSum, OptimizerName, Outer, Scheme, Served, ServerCount, one_of
+from evenstep.schemes.scheme import Clip, NonfiniteSum, OptimizerName, Outer, Scheme, Served, ServerCount, Wire, one_of
 
 MicroBatch: TypeAlias = Annotated[
     int | None,
@@ -188,6 +188,7 @@ def diloco(
     load: Annotated[
         Scheme | str, "The scheme whose sizes are used, as in `asp`; with `steps=speed`, `lb-bsp` by default."
     ] = "bsp",
+    wire: Wire = "float32",
     nonfinite: NonfiniteSum = "skip",
 ) -> Scheme:
     """DiLoCo: each worker trains alone for `period` iterations, then an outer optimizer steps along the mean change.
@@ -205,7 +206,8 @@ def diloco(
     """
     one_of("outer", outer, ("nesterov", "momentum", "sgd"))
     sizes = sizes_of("diloco", "lb-bsp" if steps == "speed" and load == "bsp" else load)
-    rule = Outer(rate=outer_lr, momentum=0.0 if outer == "sgd" else outer_momentum, nesterov=outer == "nesterov")
+    momentum = 0.0 if outer == "sgd" else outer_momentum
+    rule = Outer(rate=outer_lr, momentum=momentum, nesterov=outer == "nesterov", wire=wire)
     return Scheme(load=sizes.load, period=period, outer=rule, steps=steps, nonfinite=nonfinite)
 
 

@@ -38,6 +38,13 @@ NonfiniteSum: TypeAlias = Annotated[
     " leaves it out and counts it; `refuse` ends the worker with an error; `spread` gives it to all workers, as"
     " DistributedDataParallel does.",
 ]
+Wire: TypeAlias = Annotated[
+    Literal["float32", "bf16", "int8"],
+    "The format in which the changes of models travel. `bf16` halves the bytes, and `int8`, with a scale for each 256"
+    " values, quarters them; what rounding leaves out is added to the next change. `float32` rounds nothing.",
+]
+WIRE_BLOCK: Final = 256
+"""The number of values of an `int8` wire with a scale, a float32, in common."""
 PushExchange: TypeAlias = Annotated[
     Literal["blocking", "overlapped"],
     "`blocking` waits for the new weights in `optimizer.step()`; `overlapped` computes the next iteration meanwhile, on"
@@ -111,20 +118,28 @@ class Outer:
         rate: Its learning rate, > 0; with 1 and no momentum the step leads to the average.
         momentum: From 0 to below 1.
         nesterov: Whether the step looks ahead by its momentum, as Nesterov's does.
+        wire: The format in which the differences travel.
 
     Raises:
-        ConfigError: A number is out of range.
+        ConfigError: A number is out of range, or no such format is known.
     """
 
     rate: float = 0.7
     momentum: float = 0.9
     nesterov: bool = True
+    wire: Wire = "float32"
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < float("inf"):
             raise ConfigError(f"an outer learning rate of {self.rate} is not possible: use a positive number")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"an outer momentum of {self.momentum} is not possible: use a number from 0 to below 1")
+        one_of("wire", self.wire, ("float32", "bf16", "int8"))
+
+    @property
+    def narrowing(self) -> float:
+        """The bytes that travel for each byte of float32."""
+        return {"float32": 1.0, "bf16": 1 / 2, "int8": (1 + 4 / WIRE_BLOCK) / 4}[self.wire]
 
 
 @final

@@ -219,6 +219,10 @@ class CollectiveRun:
 def _communication(scenario: Scenario) -> float:
     """The seconds of an exchange after the last worker is ready."""
     network = Network(scenario.cluster, message_bytes=scenario.message_bytes or 0)
-    seconds = network.all_reduce_seconds(scenario.all_reduce) + scenario.exchange_seconds
+    outer = scenario.scheme.outer
+    if outer is None or outer.wire == "float32":
+        seconds = network.all_reduce_seconds(scenario.all_reduce) + scenario.exchange_seconds
+    else:
+        seconds = network.two_hops_seconds(outer.narrowing) + scenario.exchange_seconds
     # Speeds are exchanged meanwhile, or afterwards if blocking.
     return seconds + (network.small_exchange_seconds() if scenario.scheme.exchange == "blocking" else 0.0)

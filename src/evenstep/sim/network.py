@@ -1,6 +1,7 @@
 """Times of sums over all workers, and of messages to and from servers over shared links."""
 
 import math
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal, final
@@ -91,6 +92,20 @@ class Network:
             workers = len(self._slots)
             return 2 * (workers - 1) * (self._bytes / workers * seconds_per_byte + self._hop_seconds())
         return 2 * math.ceil(math.log2(hosts)) * (self._bytes * seconds_per_byte + self._hop_seconds())
+
+    def two_hops_seconds(self, narrowing: float) -> float:
+        """The seconds of a sum on a narrow wire, with this part of the bytes.
+
+        Each worker sends 1/n of them to each other worker, through its host's link, and sums go around a ring.
+        """
+        hosts, workers = Counter(self._slots), len(self._slots)
+        links = {slot: link for slot, link in zip(self._slots, self._links, strict=True) if link is not None}
+        if len(hosts) < 2 or not links:
+            return 0.0
+        pace = {slot: 8 / link.bits_per_second for slot, link in links.items()}
+        apart = max(hosts[slot] * (workers - hosts[slot]) * each for slot, each in pace.items())
+        ring = (workers - 1) * max(pace.values())
+        return (apart + ring) * self._bytes * narrowing / workers + workers * self._hop_seconds()
 
     def small_exchange_seconds(self) -> float:
         """The seconds in which each worker sends a few bytes to all others."""

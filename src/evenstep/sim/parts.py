@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import final
 
 from evenstep.core.samples import CostSharing, EpochCosts, Ledger, Lookahead, Share, micro_batches
-from evenstep.core.samples.assignment import part_of
+from evenstep.core.samples.lookahead import part_of
 from evenstep.core.values import IntArray
 
 

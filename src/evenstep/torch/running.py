@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -68,9 +67,9 @@ class Running:
         with explaining(self._liveness):
             self._engine = self._engine_of(link)
         self._end_with_run()
-        self._surveyor = None
-        if request.launched.survey_up_to is not None:
-            self._surveyor = Surveyor(request, self._agreement, self._engine.tracker, self._workers)
+        self._surveyed = request.launched.survey_up_to is not None
+        if self._surveyed:
+            self._engine.shares = Surveyor(request, self._agreement, self._engine.tracker, self._workers).shares
 
     def _join(self, loaders: Sequence[BatchLoop]) -> ServerLink | None:
         """Join the other workers and agree with them; returns the link to the servers, if the scheme has any."""
@@ -154,11 +153,7 @@ class Running:
             with explaining(self._liveness):
                 self._agree_on(loader)
         source, terms = self._loaders[loader.number]
-        shares = engine.shares if self._surveyor is None else self._surveyor.shares
-        if terms.lengths is not None:
-            shares = partial(engine.tracker.private_shares, terms.lengths)
-        surveyed = self._surveyor is not None
-        loader.bind(source, Bound(terms=terms, scheme=scheme, engine=engine, shares=shares, surveyed=surveyed))
+        loader.bind(source, Bound(terms=terms, scheme=scheme, engine=engine, surveyed=self._surveyed))
 
     def begin(self, iterations: int) -> None:
         """Begin, when everything is bound; an epoch of the first loader has this many iterations."""

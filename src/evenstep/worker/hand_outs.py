@@ -140,24 +140,27 @@ class HandOuts:
     def put(self, batch: HandedOut) -> bool:
         """Add a batch that is handed out; return True if it becomes current at once."""
         now = self.in_hand
-        self.ask()
         if self.ahead or (now is not None and not (self._sure and (now.closed or now.finished))):
+            self.ask()
             if now is not None and now.origin is not batch.origin and self._done_with(batch.origin):
                 batch.origin.batch = batch
             self.ahead.append(batch)
             return False
-        self._leave_behind(now)
-        self.in_hand = batch.origin.batch = batch
+        if now is not None:
+            self._told = self._told and not now.passed  # As in `ask`.
+        self._make_current(batch)
         return True
 
-    def _leave_behind(self, batch: HandedOut | None) -> None:
-        if batch is None:
+    def _make_current(self, batch: HandedOut) -> None:
+        before, self.in_hand = self.in_hand, batch
+        batch.origin.batch = batch
+        if before is None:
             return
-        for model, passes in batch.passed.items():
+        for model, passes in before.passed.items():
             self._passes[model] = max(passes, self._passes.get(model, 0))
-        self._past.append(batch)
-        if batch.traces is not None:
-            self._memory |= batch.traces.own
+        self._past.append(before)
+        if before.traces is not None:
+            self._memory |= before.traces.own
         if len(self._past) > 2 * _RECENT:
             kept = [each for each in self._past[:-_RECENT] if each.traces and any(map(ref.__call__, each.traces.own))]
             self._past = kept + self._past[-_RECENT:]
@@ -287,9 +290,7 @@ class HandOuts:
         """Make this batch current. Those before it are not computed any more."""
         self._moves = 0
         while self.in_hand is not batch:
-            self._leave_behind(self.in_hand)
-            self.in_hand = self.ahead.popleft()
-            self.in_hand.origin.batch = self.in_hand
+            self._make_current(self.ahead.popleft())
 
     def abandon(self, origin: Origin) -> None:
         """Give up the batches that this loader handed out: they are not computed any more."""

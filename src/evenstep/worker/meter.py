@@ -57,8 +57,8 @@ class Stopwatch(Protocol):
     def synchronised(self) -> None:
         """Note that the synchronisation that began with the last pause is over. Does nothing if there is none."""
 
-    def lap(self, samples: float, passes: int) -> Sample | None:
-        """Close an iteration; return the mean pass of the newest iteration whose time is known without waiting.
+    def lap(self, samples: float, passes: int) -> tuple[float, float] | None:
+        """Close an iteration; return the samples and seconds of the mean pass of the newest one known without waiting.
 
         Closing the same iteration again replaces it.
 
@@ -105,8 +105,8 @@ class HostStopwatch:
     def synchronised(self) -> None:
         pass
 
-    def lap(self, samples: float, passes: int) -> Sample | None:
-        return Sample(samples=samples / passes, compute_seconds=self._seconds / passes)
+    def lap(self, samples: float, passes: int) -> tuple[float, float]:
+        return samples / passes, self._seconds / passes
 
 
 @final
@@ -139,7 +139,7 @@ class Meter:
         """Learn from this iteration and return what the other workers need, in the order of `Reports`."""
         lap = self.stopwatch.lap(now.load, now.passes)
         now.device_synchronised_seconds = self.stopwatch.synchronised_seconds
-        load, microseconds = (0, 0) if lap is None else (lap.samples, round(lap.compute_seconds * 1e6))
+        load, microseconds = (0, 0) if lap is None else (lap[0], round(lap[1] * 1e6))
         load = round(load) if now.costs is None else round(load, _DIGITS)
         largest_size, forecast = UNLIMITED, 0
         if self.memory is not None:

@@ -103,18 +103,25 @@ class Tracker:
         depth: int,
         costs: EpochCosts | None = None,
         asked: Mapping[int, tuple[int, ...]] | None = None,
+        lengths: Sequence[int] | None = None,
     ) -> Lookahead:
         """Return this worker's part of each slice of the epoch, as the policy plans; by `costs` if samples differ.
 
-        `asked` as in `Lookahead`.
+        `asked` as in `Lookahead`. `lengths`: each worker has so many samples of its own, and the policy plans nothing.
         """
+        sizes, private = self.sizes_in(epoch, ledger.global_batch_size), None
+        if lengths is not None:
+            self.problem = replace(self.problem, epoch=epoch)
+            self.follow(np.array([-(-length // ledger.iterations) for length in lengths]))
+            sizes, private = self.planned_sizes, PrivateParts(lengths, ledger.iterations)
         return Lookahead(
             ledger,
             worker=self.workers.rank,
-            sizes=self.sizes_in(epoch, ledger.global_batch_size),
+            sizes=sizes,
             depth=depth,
             minimum=self.smallest_batch,
             sharing=None if costs is None else self._sharing(costs),
+            private=private,
             asked=asked,
         )
 
@@ -133,14 +140,6 @@ class Tracker:
             per_sample=self._sample_times.of(costs.costs),
         )
 
-    def private_shares(self, lengths: Sequence[int], ledger: Ledger, *, epoch: int, depth: int) -> Lookahead:
-        """Return this worker's shares of an epoch of its own data, of `lengths` samples on the workers."""
-        self.problem = replace(self.problem, epoch=epoch)
-        self.follow(np.array([-(-length // ledger.iterations) for length in lengths]))
-        sizes, minimum, rank = self.planned_sizes, self.smallest_batch, self.workers.rank
-        private = PrivateParts(lengths, ledger.iterations)
-        return Lookahead(ledger, worker=rank, sizes=sizes, depth=depth, minimum=minimum, private=private)
-
     def _next_sizes(self, epoch: int, global_batch_size: int) -> IntArray:
         """Plan the sizes of the next iteration; every worker computes the same."""
         if self.problem.global_batch_size != global_batch_size:
@@ -150,15 +149,14 @@ class Tracker:
             self.problem = replace(self.problem, epoch=epoch)
         if self._planned_for is not self.problem or self._sizes is None:
             allocation = self.policy.allocate(self.problem)
-            self.follow(allocation.sizes, allocation.basis)
+            if allocation.sizes is not self._sizes or allocation.basis != self._basis:
+                self.follow(allocation.sizes, allocation.basis)
             self._weights, self._planned_for = allocation.weights, self.problem
         assert self._sizes is not None
         return self._sizes
 
     def follow(self, sizes: IntArray, basis: Basis = "speed") -> None:
         """Use these sizes from the next iteration on; called from outside if servers decide them."""
-        if sizes is self._sizes and basis == self._basis:
-            return
         if self._sizes is None or basis != self._basis or sizes.tolist() != self._sizes.tolist():
             if self.tells_plans and self.recorder.takes(Planned):
                 self.recorder.record(
@@ -343,7 +341,7 @@ class Tracker:
         now = self.iteration
         if now is not None and self.lags is not None and self._sample_times is not None:
             self._sample_times.observe(now.share if now.passes == 1 else None, now.share.loads, self.lags, reports)
-        if self.limits.report_all(reports.largest_size):
+        if reports.largest_size.tolist() != self.limits.latest and self.limits.report_all(reports.largest_size):
             self.problem = self.limits.stretched(self.problem)
             self._warn_of_too_little_room()
         if now is not None and now.paused is not None:
@@ -391,11 +389,6 @@ class Tracker:
             self.recorder.record(
                 CheckpointDone(worker=0, iteration=number, at=self.clock(), name=name, restored=restored)
             )
-
-    @property
-    def overruns(self) -> int:
-        """The number of iterations whose real work took longer than the emulated time."""
-        return 0 if self.hold is None else self.hold.overruns
 
     def state_dict(self) -> State:
         """Return the basis of the sizes. One worker's state serves all, except for its forecaster's."""

@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import evenstep
 from evenstep.core.errors import ConfigError
 from evenstep.schemes import Outer, Scheme, bsp, parse_scheme
+from evenstep.schemes.scheme import WIRE_BLOCK
+from evenstep.tensors.narrow import pack, unpack
 
 pytestmark = pytest.mark.multiprocess
 
@@ -53,6 +55,39 @@ def test_with_a_period_of_one_and_a_rate_of_one_it_is_bulk_synchronous_training(
     run = Run(scripted=7, optimizer="sgd", parts=parts, **UNEVEN)
     for value in results(run_workers(training.train, 3, run)):
         same(value["weights"], training.train_alone(run, 15), tolerance=1e-10)
+
+
+@pytest.mark.parametrize(("wire", "tolerance"), [("bf16", 2e-3), ("int8", 6e-3)])
+def test_on_a_narrow_wire_workers_stay_alike_and_close_to_one_process(wire, tolerance):
+    run = Run(scripted=5, optimizer="sgd", parts={"period": 4, "outer": Outer(wire=wire)}, **UNEVEN)
+    values = results(run_workers(training.train_locally, 3, run))
+    positions = [value["positions"] for value in values]
+    options = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
+    expected = training.train_locally_alone(run, positions, period=4, outer=options)
+    assert 1e-9 < np.abs(np.subtract(values[0]["weights"], expected)).max() < tolerance
+    assert all(value["weights"] == values[0]["weights"] for value in values)
+
+
+@pytest.mark.parametrize(("wire", "step"), [("bf16", 2.0**-8), ("int8", 1 / 254)])
+def test_what_rounding_leaves_out_of_a_sum_is_in_the_next(wire, step):
+    sums = results(run_workers(training.sum_narrowly, 3, wire, 1000, 20))
+    vectors = np.sum([[training.vector_of(rank, each, 1000).numpy() for each in range(20)] for rank in range(3)], 0)
+    for each in sums:
+        np.testing.assert_array_equal(each, sums[0])
+    # However many sums there were: one rounding of each worker's vector, and one of their sum.
+    left = np.abs(np.sum(sums[0], 0) - np.sum(vectors, 0)).max()
+    assert left < 2 * step * 3 * np.abs(vectors).max()
+    assert left > 0
+
+
+def test_packed_values_are_within_half_a_step_and_what_is_not_finite_stays_so():
+    values = torch.linspace(-3, 5, 2 * WIRE_BLOCK)
+    values[WIRE_BLOCK:] = 0
+    packed = pack(values, "int8")
+    assert packed.numel() == round(4 * len(values) * Outer(wire="int8").narrowing)
+    np.testing.assert_allclose(unpack(packed, "int8"), values, rtol=0, atol=3 / 254 + 1e-6)
+    values[0], values[-1] = float("nan"), float("inf")
+    assert not unpack(pack(values, "int8"), "int8").isfinite().any()
 
 
 @pytest.mark.parametrize("samples", [144, 151])
@@ -105,6 +140,7 @@ def test_the_string_and_the_parts():
         ({"outer": Outer()}, "give period too"),
         ({"rate": 0.0}, "outer learning rate of 0"),
         ({"momentum": 1.0}, "outer momentum of 1"),
+        ({"wire": "int4"}, "wire cannot be 'int4': use float32, bf16 or int8"),
     ],
 )
 def test_parts_that_cannot_be_are_refused(parts, message):

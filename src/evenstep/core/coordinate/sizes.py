@@ -12,8 +12,7 @@ from evenstep.core.load.base import Load, LoadPolicy
 from evenstep.core.load.checked import CheckedPolicy, load_policy
 from evenstep.core.load.equal import equal_sizes
 from evenstep.core.load.limits import SizeLimits
-from evenstep.core.load.shares import shares
-from evenstep.core.samples.assignment import short_slice_sizes
+from evenstep.core.load.shares import shares, short_slice_sizes
 from evenstep.core.samples.pass_costs import ClaimBounds
 from evenstep.core.values import Problem, Reports, State
 

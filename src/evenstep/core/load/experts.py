@@ -76,6 +76,8 @@ class ExpertsPolicy(LoadPolicy):
 
     workers: int
     load: "Experts"
+    # The limits, relative sizes and sizes of the last allocation; not part of the state, and so without `init=False`.
+    _latest: tuple[Problem, IntArray, IntArray] | None = None
     _experts: list[Expert] = field(init=False)
     _cost: ChangeCost = field(init=False)
     _seen: IntArray = field(init=False)  # Measured iterations of each worker.
@@ -103,7 +105,10 @@ class ExpertsPolicy(LoadPolicy):
         self._seen = self._seen + measured
         self._kept += 1
         measured &= self._seen > self.load.warmup
-        tried = self._tries(first_use=first_use)
+        # Sizes that have just changed need a second iteration, to show what the first one cost. A device's reports come
+        # an iteration late, so the first may still be about the previous sizes.
+        changed = self._kept == 1 or (self._kept == 2 and first_use)
+        tried = changed and self.load.change_cost is None and self._used is not None and not cost.known
         if not _any(measured) or (first_use and (tried or cost.iterations > cost.noise)):
             return
         paces = microseconds / np.maximum(samples, 1)
@@ -121,8 +126,12 @@ class ExpertsPolicy(LoadPolicy):
                 self._charge(paces, here)
                 proposal = self._propose()
                 self._account = max(_saved(paces, samples, proposal, here), 0.0)
-            if not tried:
-                self._change(proposal)
+            if tried:
+                return
+            if self._account >= (cost.price if self.load.change_cost is None else self.load.change_cost):
+                self._used, self._account, self._kept = proposal, 0.0, 0
+            elif (free := cost.free(proposal)) is not None:
+                self._used, self._kept = free, 0
 
     def _charge(self, paces: FloatArray, here: IntArray | None) -> None:
         """Charge each expert the time that its last proposal would have taken, `here` or on all workers."""
@@ -140,11 +149,13 @@ class ExpertsPolicy(LoadPolicy):
 
     def _propose(self) -> IntArray:
         """Ask the experts, and weight their answers by their losses."""
-        guesses = [expert.speeds() for expert in self._experts]
-        if self.load.experts:
-            for expert, found in zip(self._experts, guesses, strict=True):
+        guesses: list[FloatArray] = []
+        for expert in self._experts:
+            found = expert.speeds()
+            if self.load.experts:
                 require_speeds(expert, found, self.workers)
-        speeds = np.concatenate([found.reshape(-1, self.workers) for found in guesses])
+            guesses += [found] if found.ndim == 1 else [*found]
+        speeds = np.array(guesses)
         shared = (speeds * (_UNIT / _largest(speeds, axis=1, keepdims=True))).astype(np.int64)
         self._shares = shared / _total(shared, axis=1, keepdims=True)
         if len(self._losses) != len(speeds):
@@ -156,21 +167,6 @@ class ExpertsPolicy(LoadPolicy):
         self.proposal = np.maximum((mean * (_UNIT / _largest(mean))).astype(np.int64), 1)
         return self.proposal
 
-    def _tries(self, *, first_use: bool) -> bool:
-        """True if sizes have just changed and need a second iteration, to show what the first one cost.
-
-        A device's reports come an iteration late, so the first may still be about the previous sizes.
-        """
-        changed = self._kept == 1 or (self._kept == 2 and first_use)
-        return changed and self.load.change_cost is None and self._used is not None and not self._cost.known
-
-    def _change(self, proposal: IntArray) -> None:
-        """Use the proposal from now on if the account pays for it, or sizes that cost nothing if they are better."""
-        if self._account >= (self._cost.price if self.load.change_cost is None else self.load.change_cost):
-            self._used, self._account, self._kept = proposal, 0.0, 0
-        elif (free := self._cost.free(proposal)) is not None:
-            self._used, self._kept = free, 0
-
     def allocate(self, problem: Problem) -> Allocation:
         if self.proposal is None or len(problem.minimum) != self.workers:
             return Allocation(sizes=equal_sizes(problem), basis="start")
@@ -179,8 +175,11 @@ class ExpertsPolicy(LoadPolicy):
         proposed.flags.writeable = False  # It is both returned and kept.
         if self._used is None:
             return Allocation(sizes=equal_sizes(problem), basis="start")
-        sizes = proposed if self._used is self.proposal else share_out(limits, self._used, in_least_time=True)
-        return Allocation(sizes=sizes, weights=self._used)
+        if self._used is self.proposal:
+            self._latest = limits, self._used, proposed
+        elif self._latest is None or self._latest[0] is not limits or self._latest[1] is not self._used:
+            self._latest = limits, self._used, share_out(limits, self._used, in_least_time=True)
+        return Allocation(sizes=self._latest[2], weights=self._used)
 
     def recall(self, known: Sequence[tuple[LoadPolicy, int] | None]) -> None:
         """New workers count as the median of those that stay until they have reported."""

@@ -49,6 +49,7 @@ class SizeLimits:
 
     Attributes:
         most: The largest batch of any worker that the scheme allows.
+        latest: What each worker reported last.
     """
 
     def __init__(self, load: Load, problem: Problem, known: IntArray | None = None) -> None:
@@ -58,29 +59,28 @@ class SizeLimits:
         least = -(-np.maximum(problem.minimum, 1) // problem.multiple) * problem.multiple
         self._least: Final[list[int]] = least.tolist()
         self._known: Final[list[int]] = (problem.maximum if known is None else known).tolist()
-        self._latest: list[int] = problem.maximum.tolist()
+        self.latest: list[int] = problem.maximum.tolist()
         self._smallest = [UNLIMITED] * problem.workers
 
     def report(self, worker: int, largest: int) -> bool:
         """Record that a worker can hold batches of this size; return whether the limit changed."""
-        if largest == self._latest[worker] or self._fixed:
+        if largest == self.latest[worker] or self._fixed:
             return False
-        self._latest[worker] = largest
+        self.latest[worker] = largest
         self._smallest[worker] = min(largest, self._smallest[worker])
         return True
 
     def report_all(self, largest: IntArray) -> bool:
         """Like `report`, for all workers at once; int64 of shape [workers]."""
-        sizes: list[int] = largest.tolist()
-        return sizes != self._latest and sum(self.report(worker, each) for worker, each in enumerate(sizes)) > 0
+        return sum(self.report(worker, each) for worker, each in enumerate(largest.tolist())) > 0
 
     def leave(self, worker: int) -> None:
         """The worker has left; keep its reports."""
-        self._latest[worker] = min(self._latest[worker], self._smallest[worker])
+        self.latest[worker] = min(self.latest[worker], self._smallest[worker])
 
     def of(self, worker: int) -> int:
         """The largest size of this worker, in samples."""
-        return max(min(self._known[worker], self._latest[worker]), self._least[worker])
+        return max(min(self._known[worker], self.latest[worker]), self._least[worker])
 
     def room(self, workers: Iterable[int]) -> int:
         """The most samples that these workers may have together, in multiples."""
@@ -125,7 +125,7 @@ class SizeLimits:
     def load_state_dict(self, state: State) -> None:
         """Use the given limits where they are below the current ones, until the workers report."""
         for worker, largest in enumerate(cast("list[int]", state["largest"])):
-            self.report(worker, min(largest, self._latest[worker]))
+            self.report(worker, min(largest, self.latest[worker]))
 
     def _of(self, workers: Iterable[int]) -> IntArray:
         return np.array([self.of(worker) for worker in workers], dtype=np.int64)

@@ -83,7 +83,12 @@ def share_out(limits: Problem, weights: IntArray, *, in_least_time: bool = False
             remainder gives 2:1:5, which takes 2 units of time, and this gives 1:1:6, which takes 1.5.
     """
     units, lower, upper = limits.global_batch_size, limits.minimum, limits.maximum
-    pull = _scaled(weights, units)
+    if (least := int(np.minimum.reduce(weights, initial=0))) < 0:
+        raise ConfigError(f"a weight of {least} is negative: weights start at 0")
+    # Shifted down until units * sum(weights) fits 64 bits; no positive weight becomes 0.
+    room = _PRODUCT_BITS - units.bit_length() - len(weights).bit_length()
+    shift = int(np.maximum.reduce(weights, initial=0)).bit_length() - room
+    pull = np.maximum(weights >> shift, np.minimum(weights, 1)) if shift > 0 else weights
     sizes = np.zeros(len(lower), dtype=np.int64)
     rest = np.arange(len(sizes))
     while len(rest):
@@ -130,10 +135,24 @@ def _least_time(units: int, speeds: IntArray, lower: IntArray, upper: IntArray) 
     return sizes
 
 
-def _scaled(weights: IntArray, units: int) -> IntArray:
-    """The weights, shifted down until units * sum(weights) fits 64 bits; no positive weight becomes 0."""
-    if (least := int(np.minimum.reduce(weights, initial=0))) < 0:
-        raise ConfigError(f"a weight of {least} is negative: weights start at 0")
-    room = _PRODUCT_BITS - units.bit_length() - len(weights).bit_length()
-    shift = int(np.maximum.reduce(weights, initial=0)).bit_length() - room
-    return np.maximum(weights >> shift, np.minimum(weights, 1)) if shift > 0 else weights
+def short_slice_sizes(sizes: IntArray, length: int, minimum: int) -> IntArray:
+    """The sizes for a slice that is shorter than the sum of the planned sizes, in their proportion.
+
+    Each worker gets nothing, or at least `minimum` samples where possible (a batch norm needs two), and never more than
+    its planned size. Multiples do not apply here.
+
+    >>> short_slice_sizes(np.array([4, 4, 8, 16]), 5, minimum=2).tolist()
+    [0, 0, 2, 3]
+    """
+    nothing = np.zeros_like(sizes)
+    plain = shares(length, sizes, lower=nothing, upper=sizes)
+    if minimum <= 1 or not np.any((plain > 0) & (plain < minimum)):
+        return plain
+    # Leave out the workers with the smallest sizes until the rest can have the minimum each.
+    working = np.argsort(-sizes, kind="stable")[: length // minimum]
+    upper = nothing.copy()
+    upper[working] = sizes[working]
+    lower = np.minimum(upper, minimum)
+    if upper.sum() < length or lower.sum() > length:
+        return plain
+    return shares(length, sizes, lower=lower, upper=upper)

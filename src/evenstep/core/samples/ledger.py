@@ -17,7 +17,7 @@ class Ledger:
         length: Positions in the epoch, at least 1.
         global_batch_size: Positions in a slice, at least 1; the last slice holds what is left.
         drop_last: Leave out a last slice that is shorter than the others.
-        iteration: The number of slices handed out already.
+        iteration: The number of slices handed out already; whoever hands one out counts it.
         ends: The ends of the slices, int64 of shape [slices], if the user's batch sampler made them.
         even: No worker may be without samples: if the last slice would be shorter than the others, it and the one
             before it are divided in the middle. The cut does not depend on the number of workers, so an epoch may still
@@ -71,7 +71,3 @@ class Ledger:
             end = self._last if iteration < self.iterations - 1 else self.length
             stop = min(start + self.global_batch_size, end)
         return range(start, stop)
-
-    def skip(self) -> None:
-        """Count the next slice, which must exist, as handed out."""
-        self.iteration += 1

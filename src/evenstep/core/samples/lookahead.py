@@ -7,7 +7,7 @@ from typing import final
 
 import numpy as np
 
-from evenstep.core.samples.assignment import part_of, reassign, slice_sizes, split
+from evenstep.core.load.shares import shares, short_slice_sizes
 from evenstep.core.samples.costs import CostSharing
 from evenstep.core.samples.ledger import Ledger
 from evenstep.core.samples.private import PrivateParts
@@ -26,10 +26,10 @@ class _Planned:
     iteration: int
     cut: range
     sizes: IntArray
-    needed: tuple[int, ...] = ()
-    unasked: tuple[int, ...] = ()
+    needed: tuple[int, ...]
+    unasked: tuple[int, ...]
+    asked: tuple[int, ...]
     owners: IntArray | None = None
-    asked: tuple[int, ...] = ()
     whole: bool = False
 
     def need(self, positions: Sequence[int]) -> None:
@@ -97,7 +97,8 @@ class Lookahead:
         self._use(sizes())
 
     def _use(self, sizes: IntArray) -> None:
-        self._sizes, self._whole, self._place = sizes, int(sizes.sum()), self._place_in(sizes)
+        self._sizes, self._place = sizes, self._place_in(sizes)
+        self._whole = int(sizes.sum()) if self._private is None else -1
 
     def _place_in(self, sizes: IntArray) -> tuple[int, int]:
         """The start and the end of this worker's part of a slice that is divided in the order of the workers."""
@@ -111,15 +112,16 @@ class Lookahead:
             cut = self._ledger.slice(iteration)
             if cut is None:
                 return
-            private, sizes = self._private, self._sizes_of(iteration, cut)
-            self._window.append(planned := _Planned(iteration, cut, sizes, asked=self._asked.pop(iteration, ())))
-            if private is not None:
-                planned.need(private.positions(self._worker, iteration))
+            sizes = self._sizes if len(cut) == self._whole else self._sizes_of(iteration, cut)
+            start, stop = self._place if sizes is self._sizes else self._place_in(sizes)
+            needed, asked = tuple(cut[start:stop]) or (cut.start,), self._asked.pop(iteration, ())
+            self._window.append(planned := _Planned(iteration, cut, sizes, needed, needed, asked))
+            if self._private is not None:
+                planned.need(self._private.positions(self._worker, iteration))
             elif self._sharing is not None:
                 self._assign(planned, sizes)
-            else:
-                start, stop = self._place if sizes is self._sizes else self._place_in(sizes)
-                planned.need(cut[start:stop])
+            elif asked:
+                planned.need(needed)
 
     def _assign(self, planned: _Planned, sizes: IntArray) -> None:
         """Divide a slice anew: by cost, or by count so that every worker keeps what it can."""
@@ -199,7 +201,65 @@ class Lookahead:
 
     def advance(self) -> None:
         """Take the present slice, which has been handed out, from the ledger and move the window."""
-        self._ledger.skip()
+        self._ledger.iteration += 1
         if self._unsettled:
             self._unsettled -= 1
         self._window.popleft()
+
+
+# An assignment is an int64 array `owners` of shape [slice length]: the worker of each position of the slice. After a
+# change of sizes, each worker keeps what it already holds.
+
+
+def split(sizes: IntArray) -> IntArray:
+    """The first assignment of a slice: consecutive parts in the order of the workers.
+
+    >>> split(np.array([2, 0, 3])).tolist()
+    [0, 0, 2, 2, 2]
+    """
+    return np.repeat(np.arange(len(sizes)), sizes)
+
+
+def reassign(owners: IntArray, sizes: IntArray) -> IntArray:
+    """The assignment after a change of sizes; every worker keeps the first positions of its part.
+
+    A worker whose size shrinks gives up its last positions, and the workers whose sizes grow take those, in order. So
+    only what must move moves (prefix sums would shift everybody's part when one size changes). As a pure function it
+    gives the same result on every worker. `sizes` must sum to the length of the slice.
+
+    >>> reassign(np.array([0, 0, 0, 1, 1, 2]), np.array([1, 2, 3])).tolist()
+    [0, 2, 2, 1, 1, 2]
+    """
+    held = np.bincount(owners, minlength=len(sizes))
+    by_worker = np.argsort(owners, kind="stable")
+    nth_of_its_worker = np.arange(len(owners)) - np.repeat(np.cumsum(held) - held, held)
+    given_up = np.sort(by_worker[nth_of_its_worker >= np.repeat(sizes, held)])
+    result = owners.copy()
+    result[given_up] = np.repeat(np.arange(len(sizes)), np.maximum(sizes - held, 0))
+    return result
+
+
+def part_of(owners: IntArray, worker: int, start: int) -> tuple[int, ...]:
+    """The positions of a worker in a slice that begins at position `start`, ascending."""
+    return tuple((np.flatnonzero(owners == worker) + start).tolist())
+
+
+def slice_sizes(sizes: IntArray, length: int, minimum: int, *, even: bool = False) -> IntArray:
+    """The sizes for a slice of `length` samples: the planned sizes, or others in their proportion.
+
+    With `even` every worker gets a sample if there are enough. Only the lists of a user's batch sampler are ever longer
+    than the planned sizes together.
+
+    >>> slice_sizes(np.array([4, 4, 8, 16]), 9, minimum=2, even=True).tolist()
+    [2, 2, 2, 3]
+    >>> slice_sizes(np.array([1, 3]), 8, minimum=1).tolist()
+    [2, 6]
+    """
+    whole, workers = int(sizes.sum()), len(sizes)
+    if length == whole:
+        return sizes
+    if length > whole:
+        return shares(length, sizes, lower=sizes, upper=np.full_like(sizes, length))
+    if even and length >= workers:
+        return shares(length, sizes, lower=np.minimum(sizes, min(minimum, length // workers)), upper=sizes)
+    return short_slice_sizes(sizes, length, minimum)

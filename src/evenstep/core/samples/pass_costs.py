@@ -10,7 +10,7 @@ from typing import Final, Self, final
 
 import numpy as np
 
-from evenstep.core.samples.assignment import short_slice_sizes
+from evenstep.core.load.shares import short_slice_sizes
 from evenstep.core.samples.balanced import balanced, consecutive, fitted
 from evenstep.core.values import UNLIMITED, IntArray
 

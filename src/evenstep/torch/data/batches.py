@@ -44,7 +44,7 @@ class Batches(BatchLoop):
         return LoaderStatistics(
             iterations=self.iteration,
             misses=self._misses,
-            overruns=self._tracker.overruns,
+            overruns=0 if (hold := self._tracker.hold) is None else hold.overruns,
             skipped=self._tracker.skipped,
             waiting=0.0 if (summary := self._tracker.summary) is None else summary.account.waiting,
         )

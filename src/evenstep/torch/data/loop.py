@@ -46,7 +46,6 @@ class Bound:
     terms: "Terms"
     scheme: "Scheme"
     engine: Engine
-    shares: Callable[..., Shares]
     surveyed: bool
 
 
@@ -257,7 +256,22 @@ class BatchLoop(ABC):
                     if piece.last:
                         shares.advance()
                         self._at.done = ledger.iteration
-                    engine.hand_out(self._handed_out_now(share, piece, batch))
+                    if batch is None:
+                        self._warn_of_nothing()
+                    self._handed_out += piece.last
+                    self._newest, self._origin.computed = piece, bool(self._origin.computed)
+                    self._traces = Traces(batch, len(piece.positions), self._traces)
+                    engine.hand_out(
+                        HandedOut(
+                            share=share,
+                            piece=piece,
+                            epoch=self._at.epoch,
+                            iteration=self._handed_out,
+                            done=self._at.done,
+                            origin=self._origin,
+                            traces=self._traces,
+                        )
+                    )
                     yield batch
                     del batch  # The next batch can reuse its memory, unless the script keeps it.
                     if loop != self._loops or self._session.closed:
@@ -305,31 +319,19 @@ class BatchLoop(ABC):
         costs = None if bound.terms.costs is None else EpochCosts(bound.terms.costs, drawn.indices)
         size, fewest = bound.scheme.micro_batch, bound.terms.needed_batch
         cut = None if size is None else partial(micro_batches, size=size, costs=costs, fewest=fewest)
-        given = {} if costs is None else {"costs": costs}
-        shares = bound.shares(ledger, epoch=self._at.epoch, depth=bound.terms.depth, **given)
+        more = {"costs": costs, "lengths": bound.terms.lengths}
+        given = {name: each for name, each in more.items() if each is not None}
+        shares = bound.engine.shares(ledger, epoch=self._at.epoch, depth=bound.terms.depth, **given)
         return ledger, shares, self._maker(shares, drawn), cut
 
-    def _handed_out_now(self, share: Share, piece: Share, batch: Any) -> HandedOut:
-        self._handed_out += piece.last
-        self._newest = piece
-        if batch is None and self._started.engine.workers.count > 1:
+    def _warn_of_nothing(self) -> None:
+        if self._started.engine.workers.count > 1:
             warnings.warn(
                 "the collate function gave None. A worker that passes over such a batch leaves the others waiting for a"
                 " gradient, and the run ends: leave broken samples out of the dataset, or let it return another sample"
                 " in their place",
                 stacklevel=3,
             )
-        self._origin.computed = bool(self._origin.computed)
-        self._traces = Traces(batch, len(piece.positions), self._traces)
-        return HandedOut(
-            share=share,
-            piece=piece,
-            epoch=self._at.epoch,
-            iteration=self._handed_out,
-            done=self._at.done,
-            origin=self._origin,
-            traces=self._traces,
-        )
 
     @abstractmethod
     def _maker(self, shares: Shares, drawn: Drawn) -> Maker:

@@ -18,7 +18,6 @@ from evenstep.core.activity import Doing
 from evenstep.core.errors import ConfigError, EvenstepError
 from evenstep.core.load.equal import Equal
 from evenstep.core.samples import by_samples
-from evenstep.core.values import IntArray
 from evenstep.launch.c10d import GradBucket, completed, start_sum
 from evenstep.schemes import Scheme
 from evenstep.tensors.messages import all_finite
@@ -66,7 +65,7 @@ class CollectiveEngine(Engine):
         self._on_host = workers.on_host and devices <= {"cpu"}
         # Weak references: the optimizers' hooks refer to this engine and so to the data workers.
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
-        self._weight_of = weight_function(weights, scheme, workers.count, accumulation)
+        self._weight_of, self._part_weight = weight_function(weights, scheme, workers.count, accumulation)
         self._accumulation = accumulation
         self._sums_to_one = weights == "samples"
         self._blocking = scheme.exchange == "blocking"
@@ -132,12 +131,14 @@ class CollectiveEngine(Engine):
             self._scale.begins(batch)
         assert batch.weight is not None
         for model in self._models:
-            model.begins(first=batch.piece.first)
+            if model.changes is not None:
+                model.begins(model.changes, first=batch.piece.first)
         if self.accumulates:
             self._begin_piece(batch, batch.weight)
             return
         for model in self._models:
-            model.set(batch.weight)
+            if model.weight != batch.weight or model.idle or model.accumulating:
+                model.set(batch.weight)
 
     def _begin_piece(self, batch: HandedOut, weight: float) -> None:
         self.window.begins(batch.piece)
@@ -199,7 +200,9 @@ class CollectiveEngine(Engine):
         own = self._models[model]
         if self._averages_statistics:
             self._finish_statistics()  # The average must not overwrite the statistics of this pass.
-        own.forward_begins(reduces=synchronises)
+        own.reduces = own.expected = synchronises
+        if own.looked_at and not own.accumulating:
+            own.forget_looks()
         if self.tracker.iteration is None:
             return
         if self._all_done:
@@ -216,7 +219,9 @@ class CollectiveEngine(Engine):
             self.tracker.stopwatch.run()
 
     def _backward_begins(self, model: int, batch: HandedOut, gradient: torch.Tensor | None) -> None:
-        super()._backward_begins(model, batch, gradient)
+        batch.open, batch.backward = False, True
+        if batch is not self.hand_outs.in_hand:
+            super()._backward_begins(model, batch, gradient)
         if self.accumulates:
             self._require_all_weighed()
             if self._units is not None:
@@ -254,8 +259,7 @@ class CollectiveEngine(Engine):
             if self._units is not None or self.tracker.iteration is None:
                 self._settle_weight()
             if last:
-                own.summed()
-                self._compute_ends()
+                self._compute_ends(own)
             own.apply(bucket, gradients, (1 if comm_hook is None else self.workers.count) / self._divisor)
             if self._scale is not None and self._scale.looks:
                 self._scale.summed(gradients)
@@ -285,8 +289,10 @@ class CollectiveEngine(Engine):
             self._sums.append(start_sum(gradients, self.workers.device_group))
             return
         overlaps = self._report_due and not self._blocking
-        if overlaps and self._direct.suits(gradients):
-            self._exchange.deliver(self._direct.sum(gradients, self._row))
+        if overlaps and not gradients.is_sparse and gradients.nbytes <= self._direct.most_bytes:
+            if self._exchange.work is not None:
+                self._exchange.wait()
+            self._exchange.rows = self._direct.sum(gradients, self._row)
         else:
             self._sums.append(start_sum(gradients, self.workers.device_group))
             if overlaps:
@@ -319,9 +325,8 @@ class CollectiveEngine(Engine):
 
     def backward_ends(self, model: int) -> None:
         """End a backward of a sharded model, whose gradients are summed; compute ended when the last were sent."""
-        self._models[model].summed()
         self.tracker.stopwatch.drop()
-        self._compute_ends()
+        self._compute_ends(self._models[model])
         self._overlap_report()
         self._start_statistics(model)
         self.tracker.mark(Doing.COMPUTING)
@@ -342,8 +347,9 @@ class CollectiveEngine(Engine):
             self._compute_ends()
         self._collect()
         for model in self._models:
-            if model.watch is not None and (trouble := model.watch.trouble(optimizer, reduces=model.reduces)):
-                raise ConfigError(trouble)
+            watch = model.watch
+            if watch is not None and (watch.local or watch.frozen):
+                watch.require_summed(optimizer, reduces=model.reduces)
         if (batch := self.hand_outs.in_hand) is not None and not batch.closed:
             self.require_summed()
             # One step may come late, and after a summed gradient any number of steps.
@@ -384,8 +390,12 @@ class CollectiveEngine(Engine):
 
     # In between.
 
-    def _compute_ends(self) -> None:
-        """Stop the clock of compute: this worker's gradient is complete, and it only communicates from here on."""
+    def _compute_ends(self, model: SummedModel | None = None) -> None:
+        """Stop the clock of compute: gradients are complete, and those of `model` are on their way to all workers."""
+        if model is not None:
+            model.reduces, model.accumulating = None, False
+            if model.watch is not None:
+                model.watch.local.clear()
         now = self.tracker.iteration
         if now is None:
             return
@@ -456,44 +466,49 @@ class CollectiveEngine(Engine):
             self._fail(error)
 
     def _collect(self) -> None:
-        """Exchange the reports and check that the workers agree; raise the first failure since the last call."""
+        """Check that all workers did the same, if reports are there; raise the first failure since the last call."""
+        if self._report_due or self._exchange.work is not None or self._averages_statistics or not self._on_host:
+            self._finish_exchange()
+        if self._failure is not None:
+            raise self.explained(self._failure) from self._failure
+        now, rows, self._exchange.rows = self.tracker.iteration, self._exchange.rows, None
+        if rows is None or now is None:
+            return
+        if now.paused is not None:
+            now.synchronised_seconds = time.perf_counter() - now.paused
+        try:
+            extra = self._exchange.check(rows)
+            if self._told is not None:
+                self._told.shares.hear(extra[:, 0])
+            if self._replicas is not None and now.number >= self._replicas.looks.at:
+                self._replicas.looks.follow(now.number)
+                self._replicas.compare(self.meeting())
+            if self._scale is not None and self._scale.looks:
+                self._end_looks(self._scale)
+        except EvenstepError as error:
+            self._fail(error)  # Also where the script goes on after it.
+            raise
+
+    def _finish_exchange(self) -> None:
+        """Send what is due, and wait for what all workers have sent."""
         if not self._on_host:
             self.tracker.stopwatch.synchronised()
         if self._report_due:
             self._exchange.start(self._row())
         if self._averages_statistics:
             self._finish_statistics()
-        arrived = None
-        try:
-            if self._exchange.work is not None:
-                self.tracker.mark(Doing.WAITING)
-            arrived = self._exchange.wait()
-        except RuntimeError as error:
-            self._fail(error)
-        if self._failure is not None:
-            raise self.explained(self._failure) from self._failure
-        if arrived is None:
-            return
-        now = self.tracker.iteration
-        if now is not None and now.paused is not None:
-            now.synchronised_seconds = time.perf_counter() - now.paused
-        try:
-            self._agree(arrived)
-        except EvenstepError as error:
-            self._fail(error)  # Also where the script goes on after it.
-            raise
+        if self._exchange.work is not None:
+            self.tracker.mark(Doing.WAITING)
+            try:
+                self._exchange.rows = self._exchange.wait()
+            except RuntimeError as error:
+                self._fail(error)
 
-    def _agree(self, rows: IntArray) -> None:
-        """Check that all workers did the same, and look at what need not be looked at in each iteration."""
-        extra = self._exchange.check(rows)
-        if self._told is not None:
-            self._told.shares.hear(extra[:, 0])
-        if self._replicas is not None and self._replicas.looks.due():
-            self._replicas.compare(self.meeting())
-        if self._scale is not None and self._scale.looks and self._scale.ends():
+    def _end_looks(self, scale: LossScale) -> None:
+        if scale.ends():
             with self.meeting():
-                self._scale.compare()
-            if self._scale.over:
+                scale.compare()
+            if scale.over:
                 self._scale = None
 
     def compare_replicas(self) -> None:

@@ -32,17 +32,12 @@ class DirectSum:
     """
 
     def __init__(self, workers: Workers) -> None:
-        self._workers = workers
-        self.sum = self._sum_of_two if workers.count == 2 else self._sum_of_parts
+        self._workers, count = workers, workers.count
+        self.most_bytes = 0 if count == 1 else _LARGEST_WHOLE_BYTES if count == 2 else _LARGEST_PART_BYTES * count
+        """The size up to which a dense tensor on the CPU is likely to be summed faster than around a ring."""
+        self.sum = self._sum_of_two if count == 2 else self._sum_of_parts
         """Replaces a tensor by the sum, and returns the rows of all workers, [workers, columns]."""
         self._fits: tuple[torch.dtype, int, int] | None = None
-
-    def suits(self, tensor: torch.Tensor) -> bool:
-        """True if this is likely to be faster than a ring: CPU, dense, several workers, a small tensor or parts."""
-        count = self._workers.count
-        if count == 1 or tensor.is_sparse or not tensor.is_cpu:
-            return False
-        return tensor.nbytes <= (_LARGEST_WHOLE_BYTES if count == 2 else _LARGEST_PART_BYTES * count)
 
     def _sum_of_two(self, tensor: torch.Tensor, row: Callable[[], list[int]]) -> IntArray:
         own = row()

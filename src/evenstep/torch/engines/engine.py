@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from evenstep.core.errors import ConfigError, EvenstepError
-from evenstep.core.samples import EpochCosts, Ledger, Share, Shares, Window
+from evenstep.core.samples import Share, Shares, Window
 from evenstep.torch.engines.traces import Inputs, tensors_of
 from evenstep.torch.processes.liveness import Liveness, explained
 from evenstep.torch.processes.workers import Workers
@@ -47,6 +47,8 @@ class Engine(ABC):
         self.workers = workers
         self.tracker = tracker
         self.hand_outs = HandOuts()
+        self.shares: Callable[..., Shares] = tracker.shares
+        """Plans this worker's shares of an epoch. Servers and `evenstep plan` put another plan in its place."""
         self.checkpoints: dict[Path, Any] = {}
         """State of `evenstep.checkpoint` per folder, kept until the run ends."""
         self.liveness = liveness
@@ -73,8 +75,10 @@ class Engine(ABC):
         """Whether a forward pass computed no batch of the loader."""
         self.own: OwnLoop | None = None
         """The last loop over data of this worker's own, of which its reports tell."""
-        self._weight_of: Callable[[Share, Share], float] | None = None
-        """Returns the weight of the gradient of a part of a share, if that is known at its hand-out."""
+        self._weight_of: Callable[[Share], float] | None = None
+        """Returns the weight of the gradient of a share, if that is known at its hand-out."""
+        self._part_weight: float | None = None
+        """The factor of the weight of a part of it, besides its portion; None if each part weighs like the share."""
         self._scale: LossScale | None = None
         """Finds out how the loss is scaled, where gradients are summed, until it is sure."""
         self._units_ahead: tuple[HandedOut | None, Any] | None = None
@@ -99,14 +103,12 @@ class Engine(ABC):
     def enter_loader(self) -> None:
         """Called when the script asks for the next batch; it may not have computed the last one."""
 
-    def shares(self, ledger: Ledger, *, epoch: int, depth: int, costs: EpochCosts | None = None) -> Shares:
-        """This worker's shares of an epoch that starts at the ledger's position; by `costs` if samples have them."""
-        return self.tracker.shares(ledger, epoch=epoch, depth=depth, costs=costs)
-
     def hand_out(self, batch: HandedOut) -> None:
         """Note that a batch is handed out. It begins now if the one before is finished."""
         if self._weight_of is not None:
-            batch.weight = self._weight_of(batch.share, batch.piece)
+            batch.weight = self._weight_of(batch.share)
+            if self._part_weight is not None:
+                batch.weight = batch.weight * batch.piece.portion * self._part_weight
         self._loop_over = self._all_done = False
         self._stepped_outside = None
         if self.hand_outs.put(batch):
@@ -258,12 +260,12 @@ class Engine(ABC):
 
         `communicates`: it was of the script's own DistributedDataParallel, which may have communicated.
         """
-        if communicates:
+        if communicates and self._scale is not None:
             self.loss_begins()
         if batch is None:
             return
         batch.open = False
-        for each in tensors_of(outputs):
+        for each in (outputs,) if isinstance(outputs, torch.Tensor) else tensors_of(outputs):
             if each.requires_grad:
                 batch.open = True
                 each.register_hook(partial(self._backward_begins, model, batch))  # type: ignore[no-untyped-call]

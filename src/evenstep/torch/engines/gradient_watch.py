@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Final, final
 
 import torch
 
+from evenstep.core.errors import ConfigError
+
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
@@ -21,47 +23,49 @@ class GradientWatch:
 
     Attributes:
         local: That parameter, if a gradient arrived there since the last bucket was on its way to all workers.
+        frozen: The parameters without gradients. With none, and nothing `local`, nothing need be checked.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
-        self._frozen = {name: each for name, each in model.named_parameters() if not each.requires_grad}
+        self.frozen = {name: each for name, each in model.named_parameters() if not each.requires_grad}
         self.local: deque[torch.Tensor] = deque(maxlen=1)
         self._handle: RemovableHandle | None = None
         if self._trained:
             first = next(iter(self._trained.values()))
             self._handle = first.register_post_accumulate_grad_hook(self.local.append)  # type: ignore[no-untyped-call]
 
-    def trouble(self, optimizer: torch.optim.Optimizer, *, reduces: bool | None) -> str | None:
-        """The reason why an optimizer must not step; None if all its gradients are sums.
+    def require_summed(self, optimizer: torch.optim.Optimizer, *, reduces: bool | None) -> None:
+        """Check that all gradients of an optimizer are sums.
 
         `reduces`: whether the backward of the last forward pass will synchronise; None if it has.
+
+        Raises:
+            ConfigError: They are not; the message says why.
         """
-        if not self._frozen and not self.local:
-            return None
-        thawed = [name for name, each in self._frozen.items() if each.requires_grad and each.grad is not None]
+        thawed = [name for name, each in self.frozen.items() if each.requires_grad and each.grad is not None]
         if not thawed and not self.local:
-            return None
+            return
         stepped = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        if any(self._frozen[name] in stepped for name in thawed):
-            return (
+        if any(self.frozen[name] in stepped for name in thawed):
+            raise ConfigError(
                 f"the gradient of {_named(thawed)} is not summed over the workers, since requires_grad was False in"
                 " prepare: set it before, and freeze afterwards"
             )
         if not any(each in stepped and each.grad is not None for each in self._trained.values()):
-            return None
+            return
         if reduces is False:
-            return (
+            raise ConfigError(
                 "the last backward before this step was inside no_sync, so each worker has its own gradient: leave"
                 " no_sync for the last forward and backward of a step"
             )
         without = [name for name, each in self._trained.items() if each.grad is None]
         if reduces and without:
-            return (
+            raise ConfigError(
                 f"{_named(without)} got no gradient, and DistributedDataParallel waits for one: freeze before prepare"
                 " what is never used, or give prepare DistributedDataParallel(model, find_unused_parameters=True)"
             )
-        return (
+        raise ConfigError(
             "a backward was not summed over the workers: call the model that prepare returned (not its .module) once"
             " for each backward, add losses up that rest on one forward pass, and change a model's dtype before prepare"
         )

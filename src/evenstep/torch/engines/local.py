@@ -16,6 +16,7 @@ from evenstep.core.workers import minority, name_workers
 from evenstep.schemes import Outer, Scheme
 from evenstep.tensors.messages import all_finite
 from evenstep.torch.engines.engine import Engine
+from evenstep.torch.engines.narrow import NarrowSum
 from evenstep.torch.engines.reports import ReportExchange
 from evenstep.torch.processes.liveness import Liveness
 from evenstep.torch.processes.workers import Workers
@@ -50,6 +51,9 @@ class LocalEngine(Engine):
         super().__init__(workers, tracker, liveness)
         self._period, self._outer = scheme.period_in_iterations, scheme.outer
         self._began: list[torch.Tensor] = []
+        self._narrow = None
+        if self._outer is not None and self._outer.wire != "float32" and workers.device_group is not None:
+            self._narrow = NarrowSum(self._outer.wire, workers.device_group)
         self._nonfinite = None if scheme.nonfinite == "spread" else NonfiniteGuard(scheme.nonfinite, tracker)
         self._models = models
         self._optimizers = optimizers
@@ -178,7 +182,10 @@ class LocalEngine(Engine):
         if self._nonfinite is not None and not finite:
             self._nonfinite.skip(now, finite=bool(total))
         if total and group is not None:
-            _average(list(named.values()), counted / total, group)
+            tensors = list(named.values())
+            if self._narrow is not None:
+                tensors = self._average_changes(tensors, counted / total, self._narrow)
+            _average(tensors, counted / total, group)
             if len(counts) and self.workers.host_group is not None:
                 _agree_on_step_counts(averaged, counts, counted=counted > 0, group=self.workers.host_group)
         if total and self._outer is not None:
@@ -186,6 +193,24 @@ class LocalEngine(Engine):
         self.tracker.stopwatch.synchronised()
         now.synchronised_seconds = time.perf_counter() - now.paused
         self._units, self._weighed = 0.0, False
+
+    @torch.no_grad()
+    def _average_changes(self, tensors: Sequence[torch.Tensor], weight: float, narrow: NarrowSum) -> list[torch.Tensor]:
+        """Replace the trained parameters by where the mean of the workers' changes leads; returns the other tensors."""
+        trained, began = (
+            [torch.view_as_real(each) if each.is_complex() else each for each in those]
+            for those in (_trained(self._optimizers), self._began)
+        )
+        starts = iter(began)
+        for number, chunk in enumerate(_chunks(trained)):
+            pairs = list(zip(chunk, starts, strict=False))
+            flat = torch.cat([(now - start).reshape(-1).float() for now, start in pairs])
+            mean = narrow.sum(number, flat.mul_(weight) if weight else flat.zero_())
+            parts = torch.split(mean, [each.numel() for each in chunk])
+            for (parameter, start), part in zip(pairs, parts, strict=True):
+                parameter.copy_(start + part.view_as(start))
+        places = {each.data_ptr() for each in trained}
+        return [each for each in tensors if each.data_ptr() not in places]
 
 
 def _trained(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.Tensor]:

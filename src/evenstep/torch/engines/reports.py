@@ -22,6 +22,7 @@ class ReportExchange(Rows):
 
     Attributes:
         rows: The rows of all workers, [workers, columns], which are there when `work` is done; None if none are sent.
+            They may also come with another message.
         work: The exchange that is under way, if any.
     """
 
@@ -42,12 +43,6 @@ class ReportExchange(Rows):
         # An all-gather in one hop, from each worker to each. Gloo's all_gather wakes up at each hop of a ring.
         self.rows, self._sent = np.empty_like(copies), copies  # The sending thread still reads the copies.
         self.work = start_exchange(torch.from_numpy(self.rows), torch.from_numpy(copies), group)
-
-    def deliver(self, rows: IntArray) -> None:
-        """Accept the rows of all workers that came with another message, as a finished exchange."""
-        if self.work is not None:
-            self.wait()
-        self.rows = rows
 
     def wait(self) -> IntArray | None:
         """Wait for the rows under way, [workers, columns]; None if none are under way.

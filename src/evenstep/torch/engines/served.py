@@ -99,10 +99,11 @@ class ServedEngine(Engine):
             computes=lambda: self.hand_outs.in_hand is not None and self.hand_outs.in_hand.open,
         )
         self._one_at_a_time = "training on servers"
+        self.shares = self._claims
 
     # The loader's side.
 
-    def shares(self, ledger: Ledger, *, epoch: int, depth: int, costs: EpochCosts | None = None) -> Shares:
+    def _claims(self, ledger: Ledger, *, epoch: int, depth: int, costs: EpochCosts | None = None) -> Shares:
         # The servers compare the epochs of all workers, and so their loaders.
         number = epoch + (self.looped.number * _LOADER if self.looped else 0)
         return self._pass.start(number, length=ledger.length, costs=costs)

@@ -59,7 +59,9 @@ class StepChecks:
             engine = self._engine
             engine.before_step(optimizer)
             if engine.workers.count > 1:
-                self._require_known(optimizer)
+                for group in optimizer.param_groups:
+                    if not self._ids.issuperset(map(id, group["params"])):
+                        self._require_known(optimizer)
             for origin in engine.origins:
                 now = engine.hand_outs.latest_of(origin) if engine.hand_outs.ahead else origin.batch
                 origin.stepped = 0 if now is None else now.iteration
@@ -93,11 +95,6 @@ class StepChecks:
             self._require_known(optimizer)
 
     def _require_known(self, optimizer: torch.optim.Optimizer) -> None:
-        for group in optimizer.param_groups:
-            if not self._ids.issuperset(map(id, group["params"])):
-                break
-        else:
-            return
         given = (parameter for group in optimizer.param_groups for parameter in group["params"])
         stepped = [each for each in given if id(each) not in self._ids and each.grad is not None]
         if stepped:

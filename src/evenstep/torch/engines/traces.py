@@ -1,6 +1,6 @@
 """Recognises the batch that was handed out in the inputs of a model."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, Final, final
@@ -39,20 +39,26 @@ class Traces:
     references keep no data. PyTorch keeps the Python object of a storage as long as the storage.
 
     Attributes:
-        own: References to the storages that the batches next to it do not have.
+        all: References to the storages of its tensors.
+        own: The same without those that the batches next to it have, too.
     """
 
-    __slots__ = ("_all", "_length", "_shapes", "_share", "_tensors", "own")
+    __slots__ = ("_length", "_shapes", "_share", "_tensors", "all", "own")
 
-    def __init__(self, batch: Any, length: int, before: "Traces | None" = None) -> None:
+    def __init__(self, batch: Any, length: int = 0, before: "Traces | None" = None) -> None:
         tensors = tensors_of(batch)
+        try:
+            storages = [*map(torch.Tensor.untyped_storage, tensors)]
+        except RuntimeError:  # Some have no memory of their own: they are sparse, for example.
+            dense = (each for each in tensors if each.layout is torch.strided and not each.is_nested)
+            storages = [*map(torch.Tensor.untyped_storage, dense)]
         self._share = batch if isinstance(batch, Share) else None
         self._tensors = [*map(ref, tensors)]
         self._shapes = [*map(_SHAPE, tensors)]
-        self._all = self.own = frozenset(map(ref, _storages(tensors)))
+        self.all = self.own = frozenset(map(ref, storages))
         self._length = length
-        if before is not None and not self._all.isdisjoint(before._all):
-            self.own, before.own = self.own - before._all, before.own - self._all
+        if before is not None and not self.all.isdisjoint(before.all):
+            self.own, before.own = self.own - before.all, before.own - self.all
 
     @property
     def shapes(self) -> frozenset[torch.Size]:
@@ -69,14 +75,10 @@ class Traces:
         """True if this is the batch, or one of its tensors, as it was handed out."""
         if self._share is not None:
             return batch is self._share
-        tensors = tensors_of(batch)
         if self.own:
-            return self.same(frozenset(map(ref, _storages(tensors))))
+            return not self.own.isdisjoint(Traces(batch).all)
+        tensors = tensors_of(batch)
         return bool(tensors) and {*map(id, tensors)} <= {id(each()) for each in self._tensors}
-
-    def same(self, storages: frozenset[ref[Any]]) -> bool:
-        """True if one of its own tensors lies in this memory."""
-        return not storages.isdisjoint(self.own)
 
 
 @final
@@ -87,20 +89,16 @@ class Inputs:
         self._values = values
 
     @cached_property
-    def _tensors(self) -> Sequence[torch.Tensor]:
-        return tensors_of(self._values)
-
-    @cached_property
-    def _storages(self) -> frozenset[ref[Any]]:
-        return frozenset(map(ref, _storages(self._tensors)))
+    def _traces(self) -> Traces:
+        return Traces(self._values)
 
     def same(self, batch: HandedOut) -> bool:
         """True if some input lies in this batch's memory."""
-        return bool(batch.traces.same(self._storages))
+        return not self._traces.all.isdisjoint(batch.traces.own)
 
     def foreign(self, batch: HandedOut) -> bool:
         """True if it has other rows than the batch: neither its memory, nor its length or a multiple in two axes."""
-        length, shapes = batch.traces.length, _shapes(self._tensors)
+        length, shapes = batch.traces.length, self._traces.shapes
         rows = [axis % length for shape in shapes for axis in shape[:2]] if length else []
         return bool(rows) and all(rows) and not self.same(batch)
 
@@ -109,20 +107,8 @@ class Inputs:
 
         A shape that all batches have tells nothing, unless all their shapes are the same.
         """
-        shapes, forms = _shapes(self._tensors), [each.traces.shapes for each in batches]
+        shapes, forms = self._traces.shapes, [each.traces.shapes for each in batches]
         common = frozenset.intersection(*forms) if len(set(forms)) > 1 else frozenset()
         shaped = [each for each, form in zip(batches, forms, strict=True) if (form - common) & shapes]
         lengths = {shape[0] for shape in shapes if shape}
         return shaped or [each for each in batches if each.traces.length in lengths]
-
-
-def _storages(tensors: Sequence[torch.Tensor]) -> Iterable[torch.UntypedStorage]:
-    """The storages of the tensors that have memory of their own."""
-    try:
-        return [*map(torch.Tensor.untyped_storage, tensors)]
-    except RuntimeError:  # Some are sparse, for example.
-        return [each.untyped_storage() for each in tensors if each.layout is torch.strided and not each.is_nested]
-
-
-def _shapes(tensors: Sequence[torch.Tensor]) -> frozenset[torch.Size]:
-    return frozenset([each.shape for each in tensors])

@@ -22,15 +22,14 @@ Weights: TypeAlias = str | Callable[[Share], float]
 
 def weight_function(
     weights: Weights, scheme: Scheme, workers: int, accumulation: int
-) -> Callable[[Share, Share], float]:
-    """Return the function from a share and a part of it to the weight of the part's gradient, at least 0.
+) -> tuple[Callable[[Share], float], float | None]:
+    """Return the function from a share to the weight of its gradient, at least 0, and what a part's portion multiplies.
 
-    The script divides losses by `accumulation`, unless it normalises them over all workers itself.
+    The script divides losses by `accumulation`. If it normalises them over all workers itself, each part weighs alike.
     """
     if weights == "script":
-        return lambda share, _: 1 / workers if share.samples else 0.0
-    of_share = WEIGHTINGS[scheme.weighting] if isinstance(weights, str) else _checked(weights)
-    return lambda share, piece: of_share(share) * piece.portion * accumulation
+        return lambda share: 1 / workers if share.samples else 0.0, None
+    return WEIGHTINGS[scheme.weighting] if isinstance(weights, str) else _checked(weights), accumulation
 
 
 def _checked(of_share: Callable[[Share], float]) -> Callable[[Share], float]:
@@ -71,7 +70,11 @@ class SummedModel:
         watch: Finds gradients that are not summed; None if there is one worker.
         statistics: Averages the running statistics of BatchNorm; None if there are none.
         reduces: Whether the backward of the last forward pass will sum gradients over the workers; None if it has.
+        expected: The same until that backward has begun.
         accumulating: Whether an accumulation window is open.
+        weight: The weight of the next backward, unless it is `idle`, of weight 0.
+        looked_at: Whether gradients at outputs were finite, by backward pass, or by None for an accumulation window.
+        changes: Finds gradients that a script changes before others are added to them; None until others are.
         finite: Whether this worker's gradient counted in the last sum, a boolean on its device; None if it did.
 
     Source: LB-BSP (arXiv 1806.02508), gradient aggregation: sum of (x_i / X) g_i. DDP itself divides by N.
@@ -84,39 +87,33 @@ class SummedModel:
         statistics = RunningStatistics(model, workers)
         self.statistics = statistics if workers.count > 1 and statistics.norms else None
         self.reduces: bool | None = None
-        self._weight = 1.0
-        self._idle = False
+        self.weight = 1.0
+        self.idle = False
         self.accumulating = False
         self.finite: torch.Tensor | None = None
-        self._looked_at: dict[int | None, torch.Tensor] = {}
-        """Whether gradients at outputs were finite, by backward pass; None is the key of an accumulation window."""
+        self.looked_at: dict[int | None, torch.Tensor] = {}
         self._kept: dict[torch.Tensor, torch.Tensor] = {}
-        self._changes: ChangeWatch | None = None
-        self._expected = False
+        self.changes: ChangeWatch | None = None
+        self.expected = False
         self._sums: dict[torch.Tensor, torch.Tensor] = {}
 
-    def forward_begins(self, *, reduces: bool) -> None:
-        """Note a forward pass, and whether its backward will be summed over the workers.
-
-        It begins a new gradient, unless an accumulation window is open.
-        """
-        self.reduces = self._expected = reduces
-        if not self.accumulating:
-            self.finite = None
-            self._looked_at.clear()
+    def forget_looks(self) -> None:
+        """Forget whether gradients were finite: a new one begins."""
+        self.finite = None
+        self.looked_at.clear()
 
     def adds_up(self) -> None:
         """Note that other batches will add to the gradient of the next backward before it is summed."""
-        if self._changes is None:
-            self._changes = ChangeWatch(self.parameters)
+        if self.changes is None and any(each.requires_grad for each in self.parameters):
+            self.changes = ChangeWatch(self.parameters)
 
-    def begins(self, *, first: bool) -> None:
+    def begins(self, changes: ChangeWatch, *, first: bool) -> None:
         """Note that a batch begins, whose gradient is the first one of a step or is added to others.
 
         Raises:
             ConfigError: It would be added to one that the script has changed.
         """
-        if self._changes is not None and self._changes.changed() and (self.accumulating or not first):
+        if changes.changed() and (self.accumulating or not first):
             raise ConfigError(
                 "the gradients were changed between two batches of a step, as by clip_grad_norm_ in every pass, while"
                 " each worker has only its own part of them: clip after the last backward of a step, under"
@@ -125,46 +122,39 @@ class SummedModel:
 
     def keep_sum(self) -> None:
         """Begin a backward whose weights may not sum to 1; earlier sums stay as they are."""
-        if self._expected and not self.accumulating:
+        if self.expected and not self.accumulating:
             gradients = ((parameter, parameter.grad) for parameter in self.parameters)
             self._sums = {parameter: grad.clone() for parameter, grad in gradients if grad is not None}
-        self._expected = False
-
-    def summed(self) -> None:
-        """Note that the gradients are on their way to all workers."""
-        self.reduces = None
-        self.accumulating = False
-        if self.watch is not None:
-            self.watch.local.clear()
+        self.expected = False
 
     def close(self) -> None:
         """Remove the hooks, which autograd keeps alive."""
-        if self._changes is not None:
-            self._changes.close()
+        if self.changes is not None:
+            self.changes.close()
         if self.watch is not None:
             self.watch.close()
 
     def set(self, weight: float) -> None:
         """Set the weight of the next backward."""
-        if self._idle and self.accumulating:
+        if self.idle and self.accumulating:
             for parameter in self.parameters:
                 parameter.grad = self._kept.get(parameter)
         if self.accumulating and weight == 0:
             gradients = ((parameter, parameter.grad) for parameter in self.parameters)
             self._kept = {parameter: grad.clone() for parameter, grad in gradients if grad is not None}
-        elif self.accumulating and self._weight not in (0, weight):
+        elif self.accumulating and self.weight not in (0, weight):
             for parameter in self.parameters:
                 if parameter.grad is not None:
-                    parameter.grad.mul_(self._weight / weight)
+                    parameter.grad.mul_(self.weight / weight)
         else:
             self._kept = {}
-        self._idle = weight == 0
-        if not (self._idle and self.accumulating):
-            self._weight = weight
+        self.idle = weight == 0
+        if not (self.idle and self.accumulating):
+            self.weight = weight
 
     def set_first(self, weight: float) -> None:
         """Set the weight of the first backward of a window, whatever gradients are left of earlier ones."""
-        self._kept, self._idle, self._weight = {}, weight == 0, weight
+        self._kept, self.idle, self.weight = {}, weight == 0, weight
 
     def divide(self, total: float) -> None:
         """Divide the gradients that have accumulated."""
@@ -176,24 +166,24 @@ class SummedModel:
         """Weigh every gradient before it is accumulated, from now on; for a single worker, without windows."""
 
         def weighed(gradient: torch.Tensor) -> torch.Tensor:
-            return torch.zeros_like(gradient) if self._idle else gradient * self._weight
+            return torch.zeros_like(gradient) if self.idle else gradient * self.weight
 
         for parameter in self.parameters:
             parameter.register_hook(weighed)  # type: ignore[no-untyped-call]
 
     def apply_whole(self, gradients: torch.Tensor) -> None:
         """Weigh gradients of a single backward in place."""
-        if self._idle:
+        if self.idle:
             gradients.zero_()
         else:
-            gradients.mul_(self._weight)
-        if self._looked_at:
+            gradients.mul_(self.weight)
+        if self.looked_at:
             self._leave_out(gradients)
 
     def look_at(self, finite: torch.Tensor) -> None:
         """Note whether the gradient at an output of the current backward is finite."""
         backward = None if self.accumulating else current_backward()
-        self._looked_at[backward] = self._looked_at[backward] & finite if backward in self._looked_at else finite
+        self.looked_at[backward] = self.looked_at[backward] & finite if backward in self.looked_at else finite
 
     def take_finite(self) -> torch.Tensor | None:
         """Return `finite`, and reset it."""
@@ -203,25 +193,25 @@ class SummedModel:
     def _leave_out(self, gradients: torch.Tensor) -> None:
         # A backward of `torch.autograd.grad`, as for a penalty, does not get here.
         for backward in (None, current_backward()):
-            if (finite := self._looked_at.get(backward)) is not None:
+            if (finite := self.looked_at.get(backward)) is not None:
                 self.finite = finite
                 values = gradients._values() if gradients.is_sparse else gradients
                 values.masked_fill_(~finite, 0.0)
 
     def apply(self, bucket: GradBucket, buffer: torch.Tensor, scale: float = 1.0) -> None:
         """Weigh the gradients of a bucket in place, which are its `buffer`, times `scale`."""
-        if self._idle:
+        if self.idle:
             self._replace(bucket, buffer, scale)
         else:
             # The same operation as DDP's own division, so equal sizes give the same bits.
-            buffer.mul_(self._weight * scale)
-        if self._looked_at:
+            buffer.mul_(self.weight * scale)
+        if self.looked_at:
             self._leave_out(buffer)
         if self._sums and not buffer.is_sparse:
             self._keep_sums(bucket, scale)
 
     def _keep_sums(self, bucket: GradBucket, scale: float) -> None:
-        weight = 0.0 if self._idle else self._weight
+        weight = 0.0 if self.idle else self.weight
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             if (total := self._sums.pop(parameter, None)) is not None:
                 gradient.add_(total, alpha=scale * (1 / self._workers - weight))
@@ -238,7 +228,7 @@ class SummedModel:
             return
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             if parameter in self._kept:
-                gradient.copy_(self._kept[parameter]).mul_(self._weight * scale)
+                gradient.copy_(self._kept[parameter]).mul_(self.weight * scale)
 
 
 @final
