@@ -207,14 +207,15 @@ def fitted(owners: IntArray, memory: IntArray, room: IntArray, *, lower: IntArra
     """
     owners = owners.copy()
     counts, loads = _totals(memory, owners, len(room))
-    for _ in range(len(owners)):
+    stuck = np.zeros(len(room), dtype=bool)
+    for _ in range(len(owners) + len(room)):
         left = room - loads
-        *others, late = np.argsort(-left, kind="stable").tolist()
+        late, order = int(np.argmin(np.where(stuck, 0, left))), np.argsort(-left, kind="stable")
         own, excess = np.flatnonzero(owners == late), -int(left[late])
-        if excess <= 0:
+        if excess <= 0 or stuck[late]:
             break
-        enough = (excess,) if memory[own].max() >= excess else ()
-        for least, early in product((*enough, 1), others):
+        pair, enough = None, (excess,) if memory[own].max() >= excess else ()
+        for least, early in product((*enough, 1), order.tolist()):
             if left[early] < least:
                 continue
             pair = _best_exchange(
@@ -228,9 +229,10 @@ def fitted(owners: IntArray, memory: IntArray, room: IntArray, *, lower: IntArra
             )
             if pair is not None:
                 break
+        if pair is None:
+            stuck[late] = True
         else:
-            break
-        _carry_out(pair, late, early, memory, owners, counts, loads)
+            _carry_out(pair, late, early, memory, owners, counts, loads)
     return owners
 
 
@@ -244,12 +246,14 @@ def _carry_out(
     loads: IntArray,
 ) -> None:
     """Give a sample of the late worker to the early, and the early's to the late if there is one."""
-    for sample, giver, taker in ((pair[0], late, early), (pair[1], early, late)):
-        if sample is not None:
-            dealt[sample] = taker
-            counts[giver], counts[taker] = counts[giver] - 1, counts[taker] + 1
-            loads[giver] -= costs[sample]
-            loads[taker] += costs[sample]
+    given, taken = pair
+    dealt[given], difference = early, int(costs[given])
+    if taken is None:
+        counts[late], counts[early] = counts[late] - 1, counts[early] + 1
+    else:
+        dealt[taken], difference = late, difference - int(costs[taken])
+    loads[late] -= difference
+    loads[early] += difference
 
 
 def _best_exchange(
