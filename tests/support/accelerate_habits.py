@@ -109,7 +109,8 @@ def train(accelerator, model, optimizer, loader, scheduler=None, after=lambda: N
     for inputs, targets in loader:
         with accelerator.accumulate(model):
             accelerator.backward(mse_loss(model(inputs), targets))
-            if accelerator.sync_gradients:
+            # Plain Accelerate would also clip what has accumulated so far.
+            if accelerator.sync_gradients or isinstance(accelerator, Accelerator):
                 accelerator.clip_grad_norm_(model.parameters(), 2.0)
             optimizer.step()
             if scheduler is not None:
@@ -722,6 +723,18 @@ def drop_some_of_whole_batches(run, make, batch):
     trained(run, whole_batches(make), *parts(run, 2, drop_last=True))
 
 
+def clip_by_torch(run, make, batch):
+    accelerator = make(gradient_accumulation_steps=2)
+    model, optimizer, loader = accelerator.prepare(*parts(run, batch))
+    model.train()
+    for inputs, targets in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(mse_loss(model(inputs), targets))
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 MISTAKES_IN_EQUAL_STEPS = {
     step_on_whole_batches: "step under `with accelerator.accumulate(model):`",
     gather_between_whole_batches: "accelerator.sync_gradients",
@@ -740,6 +753,7 @@ MISTAKES = {
     leave_the_optimizer_unprepared: "no optimizer was given",
     average_by_local_sgd: "no_sync",
     count_copies: "drop_last=True",
+    clip_by_torch: "if accelerator.sync_gradients:",
     divide_and_not_say_so: "weights='script'",
     dispatch: "dispatch_batches=True",
     keep_the_state_in_the_loader: "use_stateful_dataloader=True",

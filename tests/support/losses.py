@@ -12,6 +12,8 @@ import evenstep
 import evenstep.torch
 
 WORKERS, SIZES, EPOCHS = 3, [12, 9, 3], 5
+SHORT = {"samples": 9 * sum(SIZES) + 1}
+"""The last slice is one sample: a worker has it, twice if it has a minimum, and the others copies of it."""
 CLASS_WEIGHTS = torch.tensor([1.0, 0.2, 3.5], dtype=torch.float64)
 
 
@@ -63,6 +65,11 @@ def times_a_constant_of_equal_batches(scores, labels, loader):
 
 def divided_by_the_counts_of_all(scores, labels, loader):
     return cross_entropy(scores, labels, reduction="sum") / over_all(len(labels)) * WORKERS
+
+
+def divided_by_the_own_samples_of_all(scores, labels, loader):
+    own = loader.current.samples
+    return cross_entropy(scores[:own], labels[:own], reduction="sum") / over_all(own) * WORKERS
 
 
 def divided_by_the_class_weights_of_all(scores, labels, loader):
@@ -144,6 +151,12 @@ EXACT = {
     "a sum with its weight": (sum_with_the_weight_of_a_sum, {}, union),
     "class weights, and weigh_by": (weighted_by_class, {}, weighted_union),
     "counts of all, and weights": (divided_by_the_counts_of_all, {"weights": "script"}, union),
+    "counts of all without copies": (divided_by_the_own_samples_of_all, {"weights": "script", **SHORT}, union),
+    "counts of all without doubles": (
+        divided_by_the_own_samples_of_all,
+        {"weights": "script", "batch_sizes": None, "scheme": "lb-bsp:minimum=2", **SHORT},
+        union,
+    ),
     "own rows against all": (own_rows_against_all, {}, contrasted),
     "all rows against all": (all_rows_against_all, {}, contrasted),
     "two views of all": (two_views_of_all, {}, views),
@@ -176,16 +189,14 @@ def together():
 
 
 def trained(loss_of, options):
-    options = dict(options)
-    within = options.pop("within", None)
+    options = {"batch_sizes": SIZES, **options}
+    within, samples = options.pop("within", None), options.pop("samples", None)
     model = model_of() if within is None else within(model_of(), loss_of)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    loader = DataLoader(TensorDataset(*data()), batch_size=8)
+    loader = DataLoader(TensorDataset(*(each[:samples] for each in data())), batch_size=8)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        prepared, optimizer, loader = evenstep.prepare(
-            model, optimizer, loader, batch_sizes=SIZES, timeout=60.0, **options
-        )
+        prepared, optimizer, loader = evenstep.prepare(model, optimizer, loader, timeout=60.0, **options)
         with loader:
             try:
                 for _ in range(EPOCHS):
@@ -202,11 +213,11 @@ def trained(loss_of, options):
     return came_to, [str(each.message) for each in caught]
 
 
-def alone(union_loss):
+def alone(union_loss, samples=None):
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for _ in range(EPOCHS):
-        for features, labels in zip(*(each.split(sum(SIZES)) for each in data()), strict=True):
+        for features, labels in zip(*(each[:samples].split(sum(SIZES)) for each in data()), strict=True):
             optimizer.zero_grad()
             union_loss(model(features), labels).backward()
             optimizer.step()

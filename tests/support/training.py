@@ -913,11 +913,7 @@ def accumulate(run, habit, accumulation):
                 optimizer.zero_grad()
             counted = habit == "counts by itself" and done % accumulation
             with model.no_sync() if counted or habit == "no_sync everywhere" else contextlib.nullcontext():
-                error = (model(inputs) - targets) ** 2
-                units = units_of(inputs) if habit.startswith("tokens") else torch.ones_like(error)
-                if habit.startswith("tokens") and not (habit == "tokens of a few" and done % 2):
-                    loader.weigh_by(units.sum())
-                ((units * error).sum() / units.sum() / accumulation).backward()
+                (loss_by_units(model, loader, inputs, targets, habit, done) / accumulation).backward()
             if habit == "averages in every pass":
                 loader.mean_over_workers(0.0, len(inputs))
             if habit == "sums in every pass":
@@ -932,6 +928,17 @@ def accumulate(run, habit, accumulation):
                 optimizer.step()
                 optimizer.zero_grad()
     return {"weights": weights(model), "batches": batches, "sizes": loader.batch_sizes}
+
+
+def loss_by_units(model, loader, inputs, targets, habit, done):
+    """The mean of a batch by the samples, or by the units if that is the habit, of which the loader is told."""
+    units = units_of(inputs) if habit.startswith("tokens") else torch.ones_like(targets)
+    if habit == "tokens before the model":
+        loader.weigh_by(units.sum())
+    error = (model(inputs) - targets) ** 2
+    if habit in ("tokens", "tokens where it synchronises") or (habit == "tokens of a few" and done % 2 == 0):
+        loader.weigh_by(units.sum())
+    return (units * error).sum() / units.sum()
 
 
 def scale_in_windows(run, accumulation, overflows=None):

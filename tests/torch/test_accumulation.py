@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 from support import training
 from support.processes import results, run_workers
 from support.told_speeds import told
 from support.training import Run
+
+import evenstep
 
 pytestmark = pytest.mark.multiprocess
 
@@ -33,6 +36,18 @@ def test_so_does_a_single_process(habit):
     np.testing.assert_allclose(value["weights"], alone(run, 12), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize(("scheme", "options"), [("bsp", {"accumulation": 4}), ("bsp:micro_batch=2", {})])
+def test_gradients_that_a_script_clips_in_every_pass_are_refused(scheme, options):
+    model, optimizer, loader = training.prepared(Run(scheme=scheme, samples=40, batch_size=4, options=options))
+    batches = iter(loader)
+    inputs, targets = next(batches)
+    torch.nn.functional.mse_loss(model(inputs), targets).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e6)
+    optimizer.step()
+    with pytest.raises(evenstep.ConfigError, match=r"clip after the last backward of a step, under `if loader\.sync"):
+        next(batches)
+
+
 @pytest.mark.parametrize("scheme", ["bsp", "lb-bsp", "dbs"])
 def test_schemes_with_a_barrier_accumulate(scheme):
     run = Run(scheme=scheme, samples=82, batch_size=2, epochs=2)
@@ -41,11 +56,12 @@ def test_schemes_with_a_barrier_accumulate(scheme):
 
 
 def test_given_sizes_are_those_of_a_step():
-    run = Run(samples=80, batch_size=2, epochs=1, options={"batch_sizes": [12, 8]})
-    values = results(run_workers(training.accumulate, 2, run, "steps in every pass", 5))
-    assert [len(value["batches"]) for value in values] == [24, 16]
+    # One worker is in its last batch before its first forward pass, in which DistributedDataParallel communicates once.
+    run = Run(samples=80, batch_size=2, epochs=1, options={"batch_sizes": [18, 2]})
+    values = results(run_workers(training.accumulate, 2, run, "tokens before the model", 5))
+    assert [len(value["batches"]) for value in values] == [36, 4]
     for value in values:
-        np.testing.assert_allclose(value["weights"], training.train_alone(run, 20), rtol=0, atol=1e-10)
+        np.testing.assert_allclose(value["weights"], training.train_weighed_alone(run, 20), rtol=0, atol=1e-10)
 
 
 def test_numbers_of_batches_follow_speeds():

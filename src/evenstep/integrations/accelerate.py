@@ -242,6 +242,21 @@ class Accelerator(accelerate.Accelerator):
             )
         self.gradient_state._set_sync_gradients(loader.epochs.newest.last)
 
+    def clip_grad_norm_(self, parameters: Any, max_norm: Any, norm_type: Any = 2) -> Any:
+        """Like Accelerate's. Between the batches of a step it only returns the norm of this process's gradient."""
+        if self._gradient_is_whole:
+            return super().clip_grad_norm_(parameters, max_norm, norm_type)
+        return torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None], norm_type)
+
+    def clip_grad_value_(self, parameters: Any, clip_value: Any) -> None:
+        """Like Accelerate's. It does nothing between the batches of a step."""
+        if self._gradient_is_whole:
+            super().clip_grad_value_(parameters, clip_value)
+
+    @property
+    def _gradient_is_whole(self) -> bool:
+        return self._trained is None or self.sync_gradients
+
     def gather(self, tensor: Any) -> Any:
         """Like Accelerate's. While training, workers may have different numbers of rows."""
         if self._trained is None:

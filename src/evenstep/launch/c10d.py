@@ -19,6 +19,9 @@ _ALL_TO_ALL: Final[Any] = getattr(dist.ProcessGroup, "all_to_all_single", None) 
 _PLACE: Final = re.compile(r"^\[[^]]*\.cc:\d+\] ")
 """The source location with which Gloo's errors begin."""
 
+_OF_GLOO: Final = re.compile(f"{_PLACE.pattern}|Application timeout caused pair closure$")
+"""How they begin, and the only one without a location: that of a connection on which an earlier operation failed."""
+
 
 # On hosts these two are called in every iteration, so they skip a dozen Python calls of torch.distributed.
 
@@ -44,7 +47,7 @@ def completed(value: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
 
 def of_communication(error: Exception) -> bool:
     """True if the communication library raised this error."""
-    return isinstance(error, dist.DistError) or _PLACE.match(str(error)) is not None
+    return isinstance(error, dist.DistError) or _OF_GLOO.match(str(error)) is not None
 
 
 def of_data_worker(error: BaseException) -> bool:

@@ -14,6 +14,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
 from evenstep.torch.data.metrics import rows_of_all
 from evenstep.torch.engines.engine import Engine
+from evenstep.torch.processes.liveness import explaining
 from evenstep.torch.processes.workers import gather
 
 _GATHERS: Final = ("all_gather", "all_gather_into_tensor")
@@ -135,7 +136,7 @@ class ScriptCollectives:
                 _require_alike(engine, signature(function).bind_partial(*args, **kwargs).arguments)
             if kwargs.get("async_op") or threading.current_thread() is not threading.main_thread():
                 return function(*args, **kwargs)  # The script computes meanwhile.
-            with engine.tracker.interrupted():
+            with engine.tracker.interrupted(), explaining(engine.liveness):
                 return function(*args, **kwargs)
 
         return called

@@ -174,7 +174,9 @@ def require_private_possible(request: RunRequest, scheme: Scheme, order: EpochOr
             " a sampler"
         )
     if not order.length:
-        raise ConfigError('partition="private" needs a sample on each worker: start fewer workers')
+        raise ConfigError(
+            'partition="private" needs a sample on each worker, and this one has none: look at its part of the data'
+        )
 
 
 def _refuse_shrink(request: RunRequest) -> None:

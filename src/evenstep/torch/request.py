@@ -264,8 +264,9 @@ class RunRequest:
         sampling = Sampling.of(loader)
         if sampling.whole or sampling.batch_size is None:
             raise ConfigError(
-                "accumulation and steps=speed count batches of one worker, and this loader's are for all of them: give"
-                " it a batch_size and a sampler instead of a batch_sampler, or leave them out"
+                f"{'steps=speed' if self.accumulation == 1 else 'accumulation'} counts batches of one worker, and this"
+                " loader's are for all of them: give it a batch_size and a sampler instead of a batch_sampler, or leave"
+                " that out"
             )
         if self.accumulation == 1:
             return in_local_steps(scheme, sampling.batch_size)

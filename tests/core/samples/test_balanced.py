@@ -232,6 +232,12 @@ def test_what_is_too_much_for_one_worker_moves_to_another_with_room(seed):
         assert np.array_equal(found, owners)
 
 
+def test_a_worker_whose_sample_fits_nowhere_keeps_no_other_from_giving():
+    memory, lower = np.array([90, 6, 5, 1]), np.ones(3, dtype=np.int64)
+    found = fitted(np.array([0, 1, 1, 2]), memory, np.array([50, 6, 20]), lower=lower, upper=lower * 4)
+    assert np.bincount(found, weights=memory).tolist() == [90, 6, 6]
+
+
 @pytest.mark.parametrize(
     ("sizes", "weights", "parts"),
     [

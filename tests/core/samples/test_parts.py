@@ -49,12 +49,26 @@ def test_no_worker_gets_more_than_its_capacity():
     costs = [5, 5, 5, 5, 2, 2, 2, 2]
     parts = evenstep.balance(costs, 2, speeds=[3, 1], capacity=[14, 30])
     assert seconds(parts, costs, [1, 1])[0] <= 14
-    with pytest.raises(ConfigError, match="no division was found in which the items of worker 0 cost at most 3: give"):
+    with pytest.raises(ConfigError, match="no division was found in which the items of worker 1 cost at most 24: give"):
         evenstep.balance(costs, 2, capacity=[3, 24])
 
 
+@pytest.mark.parametrize(
+    ("costs", "options"),
+    [
+        ([10, 10, 1, 1], {"speeds": [10, 1], "equal_counts": True, "capacity": 12}),  # Two are exchanged.
+        ([1, 2, 3, 4], {"capacity": [3, 8]}),
+        ([30, 8, 7, 5, 3, 2, 2, 2, 1], {"speeds": [5, 5], "capacity": [21, 42]}),  # Begun in proportion to capacity.
+    ],
+)
+def test_what_fits_only_after_exchanges_is_found(costs, options):
+    parts = evenstep.balance(costs, 2, **options)
+    assert (np.array(seconds(parts, costs, [1, 1])) <= options["capacity"]).all()
+
+
 def test_a_capacity_that_just_holds_everything_does():
-    assert evenstep.balance([0.1] * 10, 1, capacity=1.0) == [[[*range(10)]]]
+    for costs in ([0.1] * 10, [0.1] * 7 + [0.3], [3, 3, 3, 1.1, 0.7]):
+        assert evenstep.balance(costs, 1, capacity=sum(costs)) == [[[*range(len(costs))]]]
     assert evenstep.balance([0.3, 0.7], 2, capacity=1e300) == evenstep.balance([0.3, 0.7], 2)
 
 

@@ -5,6 +5,7 @@ workers. A fixed time per sample is part of each sample's cost.
 """
 
 from heapq import heapify, heappop, heapreplace
+from itertools import product
 from typing import Final
 
 import numpy as np
@@ -194,48 +195,74 @@ def _exchange(
                 break
         else:
             return
-        given, taken = pair
-        dealt[given], difference = early, int(costs[given])
-        if taken is None:
-            counts[late], counts[early] = counts[late] - 1, counts[early] + 1
-        else:
-            dealt[taken], difference = late, difference - int(costs[taken])
-        loads[late] -= difference
-        loads[early] += difference
+        _carry_out(pair, late, early, costs, dealt, counts, loads)
 
 
 def fitted(owners: IntArray, memory: IntArray, room: IntArray, *, lower: IntArray, upper: IntArray) -> IntArray:
-    """An assignment in which no worker has more than it holds, if moving single samples can achieve that.
+    """An assignment in which no worker has more than it holds, if single moves and exchanges that help achieve that.
 
-    A worker that has too much gives its smallest sample that is enough, or else its largest, to the worker that has
-    most room left. `memory` is that of each sample, int64 of shape [slice], and `room` that of each worker, int64 of
-    shape [workers]; the other arguments are those of `balanced`.
+    The worker that has most too much gives one sample, or exchanges it for another, to one of those with room left,
+    most first: as little as is enough, or else as much as fits. `memory` is that of each sample, int64 of shape
+    [slice], and `room` that of each worker, int64 of shape [workers]; the other arguments are those of `balanced`.
     """
     owners = owners.copy()
     counts, loads = _totals(memory, owners, len(room))
-    for _ in range(len(owners)):
-        excess = np.where(counts > lower, loads - room, 0)
-        late = int(np.argmax(excess))
-        if excess[late] <= 0:
+    stuck = np.zeros(len(room), dtype=bool)
+    for _ in range(len(owners) + len(room)):
+        left = room - loads
+        late, order = int(np.argmin(np.where(stuck, 0, left))), np.argsort(-left, kind="stable")
+        own, excess = np.flatnonzero(owners == late), -int(left[late])
+        if excess <= 0 or stuck[late]:
             break
-        own = np.flatnonzero(owners == late)
-        own = own[np.argsort(memory[own], kind="stable")]
-        moved = own[min(int(np.searchsorted(memory[own], excess[late])), len(own) - 1)]
-        left = np.where((counts < upper) & (np.arange(len(room)) != late), room - loads, -1)
-        other = int(np.argmax(left))
-        if left[other] < memory[moved]:
-            break
-        owners[moved] = other
-        for worker, sign in ((late, -1), (other, 1)):
-            counts[worker] += sign
-            loads[worker] += sign * memory[moved]
+        pair, enough = None, (excess,) if memory[own].max() >= excess else ()
+        for least, early in product((*enough, 1), order.tolist()):
+            if left[early] < least:
+                continue
+            pair = _best_exchange(
+                own,
+                np.flatnonzero(owners == early),
+                memory,
+                fitting=min(excess, int(left[early])),
+                least=least,
+                most=int(left[early]) + 1,
+                moves=bool(counts[late] > lower[late] and counts[early] < upper[early]),
+            )
+            if pair is not None:
+                break
+        if pair is None:
+            stuck[late] = True
+        else:
+            _carry_out(pair, late, early, memory, owners, counts, loads)
     return owners
 
 
+def _carry_out(
+    pair: tuple[int, int | None],
+    late: int,
+    early: int,
+    costs: IntArray,
+    dealt: IntArray,
+    counts: IntArray,
+    loads: IntArray,
+) -> None:
+    """Give a sample of the late worker to the early, and the early's to the late if there is one."""
+    given, taken = pair
+    dealt[given], difference = early, int(costs[given])
+    if taken is None:
+        counts[late], counts[early] = counts[late] - 1, counts[early] + 1
+    else:
+        dealt[taken], difference = late, difference - int(costs[taken])
+    loads[late] -= difference
+    loads[early] += difference
+
+
 def _best_exchange(
-    late: IntArray, early: IntArray, costs: IntArray, *, fitting: float, most: float, moves: bool
+    late: IntArray, early: IntArray, costs: IntArray, *, fitting: float, least: int = 1, most: float, moves: bool
 ) -> tuple[int, int | None] | None:
-    """A sample of the late worker and one of the early, or none, whose difference fits best; None if none helps."""
+    """A sample of the late worker and one of the early, or none, whose difference fits best; None if none helps.
+
+    The difference is at least `least`, and below `most`.
+    """
     partners = early[np.argsort(costs[early], kind="stable")]
     taken = np.concatenate((np.zeros(int(moves), dtype=np.int64), costs[partners]))
     if not len(taken) or not len(late):
@@ -243,7 +270,7 @@ def _best_exchange(
     above = np.searchsorted(taken, costs[late] - fitting)
     places = np.stack((np.maximum(above - 1, 0), np.minimum(above, len(taken) - 1)))
     differences = costs[late] - taken[places]
-    misses = np.where((differences > 0) & (differences < most), np.abs(differences - fitting), np.inf)
+    misses = np.where((differences >= least) & (differences < most), np.abs(differences - fitting), np.inf)
     best = int(np.argmin(misses))
     if not misses.flat[best] < np.inf:
         return None

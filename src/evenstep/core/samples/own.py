@@ -108,8 +108,8 @@ class OwnShares:
         empty = np.flatnonzero(self._ended & (self._known == 0)).tolist()
         if empty:
             raise ConfigError(
-                f"the loader of worker {empty[0]} gave no sample in this epoch: give it a part of the data (at least as"
-                " many shards as there are workers) that can be read again in every epoch"
+                f"the loader of worker {empty[0]} gave no sample in this epoch: give it a part of the data that can be"
+                " read again in every epoch (a whole batch with drop_last, and a shard for each worker of a stream)"
             )
         left = self._known - self._taken
         # Where the only workers left are those without a size, they take what computes at all.

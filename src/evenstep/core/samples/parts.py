@@ -1,6 +1,7 @@
 """`evenstep.balance`: items of known cost, divided among workers; the code that divides slices by cost."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -63,14 +64,19 @@ def balance(
     # Costs are whole numbers, of which the largest is about 2^30.
     units, per_cost = all_costs.units, float(all_costs.units.max()) / float(given.max())
     items, paces = len(units), np.ones(workers) if speeds is None else _of_workers("speeds", speeds, workers)
-    whole_paces = np.maximum(np.rint(paces / paces.max() * _SPEEDS), 1).astype(np.int64)
     lower = np.full(workers, items // workers if equal_counts else min(items // workers, 1))
     upper = np.full(workers, -(-items // workers) if equal_counts else items)
-    owners = balanced(units, whole_paces, lower=lower, upper=upper, precision=precision, steps=16, partners=8)
-    if capacity is not None:
-        most = _of_workers("capacity", capacity, workers)
-        room = np.rint(np.minimum(most, given.sum()) * per_cost).astype(np.int64)
-        owners = _within(owners, units, room, lower, upper, most)
+
+    def divided(paces: FloatArray) -> IntArray:
+        whole = np.maximum(np.rint(paces / paces.max() * _SPEEDS), 1).astype(np.int64)
+        return balanced(units, whole, lower=lower, upper=upper, precision=precision, steps=16, partners=8)
+
+    if capacity is None:
+        owners = divided(paces)
+    else:
+        most = np.minimum(_of_workers("capacity", capacity, workers), given.sum())
+        # In proportion to the capacities, if it does not fit otherwise.
+        owners = _within(map(divided, (paces, most)), given, most, lower, upper)
     if micro_batch_cost is None:
         return [[own] if (own := np.flatnonzero(owners == each).tolist()) else [] for each in range(workers)]
     limit = float(_of_workers("micro_batch_cost", micro_batch_cost, 1)[0])
@@ -83,16 +89,21 @@ def balance(
 
 
 def _within(
-    owners: IntArray, units: IntArray, room: IntArray, lower: IntArray, upper: IntArray, capacity: FloatArray
+    starts: Iterable[IntArray], costs: FloatArray, capacity: FloatArray, lower: IntArray, upper: IntArray
 ) -> IntArray:
-    owners = fitted(owners, units, room, lower=lower, upper=upper)
-    over = np.flatnonzero(np.bincount(owners, weights=units, minlength=len(room)) > room)
-    if over.size:
-        raise ConfigError(
-            f"no division was found in which the items of worker {int(over[0])} cost at most {capacity[over[0]]:g}:"
-            " give fewer items, or more capacity"
-        )
-    return owners
+    # Whole numbers, so that all workers divide alike, and as fine as their sum allows; each is rounded by up to a half.
+    finest = 60 - len(costs).bit_length() - math.frexp(float(costs.max()))[1]
+    memory = np.rint(np.ldexp(costs, finest)).astype(np.int64)
+    room = np.rint(np.ldexp(capacity, finest)).astype(np.int64) + len(costs) // 2
+    for owners in starts:
+        found = fitted(owners, memory, room, lower=lower, upper=upper)
+        over = np.flatnonzero(np.bincount(found, weights=memory, minlength=len(room)) > room)
+        if not over.size:
+            return found
+    raise ConfigError(
+        f"no division was found in which the items of worker {int(over[0])} cost at most {capacity[over[0]]:g}:"
+        " give fewer items, or more capacity"
+    )
 
 
 def _micro_batches(own: IntArray, units: IntArray, most: int) -> list[list[int]]:

@@ -125,6 +125,9 @@ class CollectiveEngine(Engine):
         if self._scale is not None:
             self._scale.begins(batch)
         assert batch.weight is not None
+        for model in self._models:
+            if model.changes is not None:
+                model.begins(model.changes, first=batch.piece.first)
         if self.accumulates:
             self._begin_piece(batch, batch.weight)
             return
@@ -150,7 +153,7 @@ class CollectiveEngine(Engine):
         super().close()
 
     def units_of_all(self, units: float) -> UnitCount | float:
-        return units if self.accumulates else UnitCount(units, self.workers.host_group)
+        return units if self.accumulates else UnitCount(units, self.workers.host_group).start()
 
     def weigh(self, batch: HandedOut) -> None:
         if self.accumulates:
@@ -200,6 +203,8 @@ class CollectiveEngine(Engine):
         if self._all_done:
             own.set(1 / self.workers.count)
             return
+        if not synchronises:
+            own.adds_up()
         if not synchronises and not self._alone:
             self._settle_weight()
             own.accumulating = True
@@ -214,6 +219,8 @@ class CollectiveEngine(Engine):
             super()._backward_begins(model, batch, gradient)
         if self.accumulates:
             self._require_all_weighed()
+            if self._units is not None:
+                self._units.start()  # Not before the forward pass: in that of its first piece a worker communicates.
         elif self.workers.count > 1 and not (self._sums_to_one and batch.units is None):
             self._models[model].keep_sum()
         if gradient is None:

@@ -51,7 +51,7 @@ class Engine(ABC):
         """Plans this worker's shares of an epoch. Servers and `evenstep plan` put another plan in its place."""
         self.checkpoints: dict[Path, Any] = {}
         """State of `evenstep.checkpoint` per folder, kept until the run ends."""
-        self._liveness = liveness
+        self.liveness = liveness
         self._loop_over = False
         self._all_done = False
         self.uncounted = 0
@@ -325,7 +325,7 @@ class Engine(ABC):
 
     def explained(self, cause: Exception) -> EvenstepError:
         """The error to raise after a collective failed with `cause`; it names the missing worker."""
-        return explained(cause, self._liveness)
+        return explained(cause, self.liveness)
 
     def require_common_place(self) -> None:
         """Check that all workers pass through this place of the script equally often.
@@ -364,8 +364,8 @@ class Engine(ABC):
         """
         with ExitStack() as ending:
             ending.callback(self.workers.leave)
-            if self._liveness is not None:
-                ending.callback(self._liveness.close)
+            if self.liveness is not None:
+                ending.callback(self.liveness.close)
             ending.callback(self.tracker.close)
             for each in self.checkpoints.values():
                 ending.callback(each.close)

@@ -1,6 +1,7 @@
-"""Finds gradients that DistributedDataParallel did not sum. It does not report them, and the workers would diverge."""
+"""Finds gradients that DistributedDataParallel did not sum, without a report, and those that a script changed."""
 
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, final
 
 import torch
@@ -73,6 +74,26 @@ class GradientWatch:
         """Remove the hook."""
         if self._handle is not None:
             self._handle.remove()
+
+
+@final
+class ChangeWatch:
+    """Notices that a script changes gradients after a backward, by the version of one of them."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self._watched = next(each for each in parameters if each.requires_grad)
+        self._complete: int | None = None
+        self.close = self._watched.register_post_accumulate_grad_hook(self._completed).remove  # type: ignore[no-untyped-call]
+
+    def _completed(self, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            self._complete = parameter.grad._version
+
+    def changed(self) -> bool:
+        """True if it was changed since the last backward that reached it; asked once for each backward."""
+        complete, self._complete = self._complete, None
+        gradient = self._watched.grad
+        return gradient is not None and complete not in (None, gradient._version)
 
 
 def _named(names: list[str]) -> str:

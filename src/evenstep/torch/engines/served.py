@@ -1,6 +1,7 @@
 """The server engine: each step pushes gradients to the parameter servers and pulls the current weights."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn, final
 
@@ -14,7 +15,8 @@ from evenstep.protocol.optimizer import OptimizerSpec
 from evenstep.schemes import Served
 from evenstep.torch.engines.describe import OptimizerState
 from evenstep.torch.engines.engine import Engine
-from evenstep.torch.engines.served_parameters import GradientGuard, ServedParameters
+from evenstep.torch.engines.gradient_watch import ChangeWatch
+from evenstep.torch.engines.served_parameters import ServedParameters
 from evenstep.torch.processes.workers import Workers
 from evenstep.worker.hand_outs import HandedOut
 from evenstep.worker.iteration import Iteration
@@ -70,7 +72,8 @@ class ServedEngine(Engine):
         self._optimizer = optimizer
         self._parameters = ServedParameters(parameters, layouts, link, waits=not self._overlaps)
         self._nonfinite = NonfiniteGuard(served.nonfinite, tracker)
-        self._changes = GradientGuard(list(parameters.values()), clips=served.clip is not None)
+        self._changes = ChangeWatch(list(parameters.values()))
+        self._warned = served.clip is not None
         self._state = OptimizerState(link, optimizer, spec, parameters, layouts)
         self._in_step = in_step
         self._counted: list[HandedOut] = []
@@ -137,7 +140,7 @@ class ServedEngine(Engine):
             self._parameters.drop_gradients()
         if not self._pass.forfeited(batch.claimed):
             self._counted.append(batch)
-        self._changes.begin()
+        self._changes.changed()
         self.tracker.begin(batch.share, batch.piece, batch.epoch, batch.origin.number)
 
     def forward_begins(self, model: int, inputs: Any) -> HandedOut | None:
@@ -242,7 +245,13 @@ class ServedEngine(Engine):
         now, batch = self.tracker.iteration, stepped.claimed
         assert now is not None
         self.tracker.compute_ends()
-        self._changes.check()
+        if self._changes.changed() and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "the gradients were changed between backward and step: under parameter servers clip_grad_norm_ sees"
+                " only this worker's part of the batch; have the servers clip with clip=... in the scheme",
+                stacklevel=2,
+            )
         if not self._overlaps:
             batch.version = self._pass.version
         counted = [each for each in self._counted if each.computed and each is not stepped]

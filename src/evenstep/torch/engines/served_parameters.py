@@ -135,44 +135,6 @@ class ServedParameters:
         return math.hypot(*norms)
 
 
-@final
-class GradientGuard:
-    """Warns once of gradients that the script changes after backward.
-
-    `clips`: the servers clip, so changed gradients need no warning.
-    """
-
-    def __init__(self, parameters: list[torch.nn.Parameter], *, clips: bool) -> None:
-        self._watched = next(each for each in parameters if each.requires_grad)
-        self._complete: int | None = None
-        self._warned = clips
-        self._handle = self._watched.register_post_accumulate_grad_hook(self._completed)  # type: ignore[no-untyped-call]
-
-    def _completed(self, parameter: torch.Tensor) -> None:
-        if parameter.grad is not None:
-            self._complete = parameter.grad._version
-
-    def begin(self) -> None:
-        """Note that a batch is handed out."""
-        self._complete = None
-
-    def check(self) -> None:
-        """Before the optimizer's step, warn if the gradient changed since backward."""
-        gradient = self._watched.grad
-        if self._warned or gradient is None or self._complete in (None, gradient._version):
-            return
-        self._warned = True
-        warnings.warn(
-            "the gradients were changed between backward and step: under parameter servers clip_grad_norm_ sees"
-            " only this worker's part of the batch; have the servers clip with clip=... in the scheme",
-            stacklevel=2,
-        )
-
-    def close(self) -> None:
-        """Remove the hook, which autograd keeps alive together with the weights in shared memory."""
-        self._handle.remove()
-
-
 def _in_place(layout: ShardLayout, parameters: Sequence[torch.nn.Parameter]) -> list[memoryview] | None:
     """The message as pieces of the gradients' own memory; None if a gradient's layout differs from the message's."""
     gradients = {spec.name: parameter.grad for spec, parameter in zip(layout.parameters, parameters, strict=True)}

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias, final
+from typing import Self, TypeAlias, final
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,7 @@ from evenstep.core.samples import WEIGHTINGS, Share
 from evenstep.core.shown import shown
 from evenstep.launch.c10d import GradBucket
 from evenstep.schemes import Scheme
-from evenstep.torch.engines.gradient_watch import GradientWatch
+from evenstep.torch.engines.gradient_watch import ChangeWatch, GradientWatch
 from evenstep.torch.engines.running_statistics import RunningStatistics
 from evenstep.torch.processes.workers import Workers
 
@@ -74,6 +74,7 @@ class SummedModel:
         accumulating: Whether an accumulation window is open.
         weight: The weight of the next backward, unless it is `idle`, of weight 0.
         looked_at: Whether gradients at outputs were finite, by backward pass, or by None for an accumulation window.
+        changes: Finds gradients that a script changes before others are added to them; None until others are.
         finite: Whether this worker's gradient counted in the last sum, a boolean on its device; None if it did.
 
     Source: LB-BSP (arXiv 1806.02508), gradient aggregation: sum of (x_i / X) g_i. DDP itself divides by N.
@@ -92,6 +93,7 @@ class SummedModel:
         self.finite: torch.Tensor | None = None
         self.looked_at: dict[int | None, torch.Tensor] = {}
         self._kept: dict[torch.Tensor, torch.Tensor] = {}
+        self.changes: ChangeWatch | None = None
         self.expected = False
         self._sums: dict[torch.Tensor, torch.Tensor] = {}
 
@@ -99,6 +101,24 @@ class SummedModel:
         """Forget whether gradients were finite: a new one begins."""
         self.finite = None
         self.looked_at.clear()
+
+    def adds_up(self) -> None:
+        """Note that other batches will add to the gradient of the next backward before it is summed."""
+        if self.changes is None and any(each.requires_grad for each in self.parameters):
+            self.changes = ChangeWatch(self.parameters)
+
+    def begins(self, changes: ChangeWatch, *, first: bool) -> None:
+        """Note that a batch begins, whose gradient is the first one of a step or is added to others.
+
+        Raises:
+            ConfigError: It would be added to one that the script has changed.
+        """
+        if changes.changed() and (self.accumulating or not first):
+            raise ConfigError(
+                "the gradients were changed between two batches of a step, as by clip_grad_norm_ in every pass, while"
+                " each worker has only its own part of them: clip after the last backward of a step, under"
+                " `if loader.synchronises:` or outside no_sync (in Accelerate, `if accelerator.sync_gradients:`)"
+            )
 
     def keep_sum(self) -> None:
         """Begin a backward whose weights may not sum to 1; earlier sums stay as they are."""
@@ -109,6 +129,8 @@ class SummedModel:
 
     def close(self) -> None:
         """Remove the hooks, which autograd keeps alive."""
+        if self.changes is not None:
+            self.changes.close()
         if self.watch is not None:
             self.watch.close()
 
@@ -211,14 +233,20 @@ class SummedModel:
 
 @final
 class UnitCount:
-    """This worker's units in its batch, and those of all workers, exchanged in the background."""
+    """This worker's units in its batch, and those of all workers, exchanged in the background after `start`."""
 
     def __init__(self, count: float, group: dist.ProcessGroup | None) -> None:
-        self._count = count
+        self._count, self._group = count, group
         own, workers = torch.tensor([count], dtype=torch.float64), 1 if group is None else group.size()
         self._counts = [own.clone() for _ in range(workers)]
-        # Gathered, not summed: workers without a count sum a bucket now, and Gloo would abort for its other length.
-        self._work = None if group is None else dist.all_gather(self._counts, own, group=group, async_op=True)
+        self._work: dist.Work | None = None
+
+    def start(self) -> Self:
+        """Start the exchange, once, between the same communications on all workers."""
+        if self._work is None and self._group is not None:
+            # Gathered, not summed: workers without a count sum a bucket now, and Gloo would abort for its other length.
+            self._work = dist.all_gather(self._counts, self._counts[0].clone(), group=self._group, async_op=True)
+        return self
 
     def weight(self) -> float:
         """This worker's part of the total; 0 if all counts are 0, as for a loss divided by max(count, 1).
@@ -230,6 +258,7 @@ class UnitCount:
 
     def total(self) -> float:
         """The units of all workers, or 1 if there are none; errors as in `weight`."""
+        self.start()
         if self._work is not None:
             self._work.wait()
         return sum(map(float, self._counts)) or 1.0
