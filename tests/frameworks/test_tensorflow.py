@@ -26,7 +26,6 @@ def found(tmp_path_factory):
     jobs["resumed"] = "loop", {"scheme": CHANGING, "kind": "float64", "stop_after": 10}
     jobs["recorded"] = "loop", {"scheme": "lb-bsp", "run_dir": str(folder / "run")}
     jobs["fit"] = "fit", {"scheme": CHANGING}
-    jobs["fit ahead"] = "fit", {"scheme": CHANGING, "prefetched": True}
     jobs["fit eagerly"] = "fit", {"scheme": CHANGING, "run_eagerly": True}
     jobs["odd"] = "odd", {"scheme": CHANGING}
     jobs["validated by the first"] = "validated_by_first", {}
@@ -119,10 +118,12 @@ def test_the_next_batch_is_fetched_while_this_one_is_computed_on_and_is_that_of_
         assert worker[f"ahead {padded}"] is worker[f"changing {padded}"] is None
 
 
-def test_what_fetches_ahead_is_refused_in_one_sentence(found):
-    for worker in found[:2]:
-        assert "ConfigError: a batch was asked for before the step on the last one: let the" in worker["fit ahead"]
-        assert "and without prefetch()" in worker["fit ahead"]
+def test_what_fetches_ahead_is_refused_in_one_sentence(tmp_path):
+    # One worker: of several, one may have stepped once by then, and they would be out of step in the next job.
+    jobs = {"fit ahead": ("fit", {"scheme": "bsp", "prefetched": True})}
+    [worker] = of_tensorflow.do(tmp_path, jobs, workers=1)
+    assert "ConfigError: a batch was asked for before the step on the last one: let the" in worker["fit ahead"]
+    assert "and without prefetch()" in worker["fit ahead"]
 
 
 def test_gradients_that_are_sparse_missing_and_of_two_dtypes(found):

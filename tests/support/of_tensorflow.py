@@ -81,6 +81,6 @@ def run(folder, arguments, *, workers=WORKERS, cluster=True, **variables):
 def do(folder, jobs, **options):
     """What each job came to on each worker. A job is the name of a function in tensorflow_jobs, and its arguments."""
     (folder / "jobs").write_bytes(pickle.dumps(jobs))
-    codes, _ = run(folder, ["-m", "support.tensorflow_jobs", folder], **options)
-    assert set(codes) == {0}
+    codes, texts = run(folder, ["-m", "support.tensorflow_jobs", folder], **options)
+    assert set(codes) == {0}, f"the workers ended with {codes}, of which the first said {texts[0][:2000]}"
     return [pickle.loads((folder / f"result.{rank}").read_bytes()) for rank in range(len(codes))]
