@@ -37,7 +37,7 @@ class Summary:
     """
 
     def __init__(self, *, workers: int, global_batch_size: int, scheme: str, say: Callable[[str], None]) -> None:
-        self._account = Account(workers, global_batch_size)
+        self._account = Account(workers, global_batch_size, scheme)
         self._waiting: list[_Meeting] = []
         """Iterations that are not added up yet."""
         # A training script has no place where it would close what `prepare` opened.

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.made_meetings import BATCH, made, meetings_of
+from support.made_meetings import BATCH, START, made, meetings_of
 
 from evenstep.report.account.account import Account
 
@@ -167,6 +167,18 @@ def test_waiting_and_slowness_are_those_of_equal_sizes():
     equal = account_of(made(constant(), fixed=0.25, noise=0.02, balanced=False).meetings)
     assert account.gain.equal_waits == pytest.approx(equal.waiting, abs=0.02)
     assert account.waiting < 0.2 < account.gain.equal_waits
+
+
+def test_whole_batches_take_as_long_each_so_that_sizes_need_not_change_after_the_first_step():
+    account, unknown = (Account(4, BATCH, scheme) for scheme in ("lb-bsp:micro_batch=2", "lb-bsp"))
+    run = made(constant(), noise=0.02)
+    for each in (account, unknown):
+        each.take(run.meetings.part(slice(START, None)))
+    gained = account.speed_up
+    assert gained.low < gained.estimate < gained.high < 1.05 * gained.low
+    assert gained.estimate == pytest.approx(run.gained, rel=0.06)
+    assert account.slowdowns()[3] == pytest.approx(4.0, rel=0.05)
+    assert unknown.speed_up.high > 1.2 * unknown.speed_up.low
 
 
 def test_memory_does_not_grow_with_the_run():

@@ -39,6 +39,7 @@ class Elasticity:
 
     Args:
         workers: The number of workers.
+        proportional: Whether each e is known to be 1: sizes are numbers of batches that take as long each.
         before: The number of iterations whose mean an iteration is compared with.
         ends: The prior weight of each end relative to any other point, 5 % together: both are common.
         changed: A size that differs by this factor tells something ...
@@ -54,6 +55,7 @@ class Elasticity:
 
     workers: InitVar[int]
     _: KW_ONLY
+    proportional: bool = False
     before: int = 4
     ends: float = 20.0
     changed: float = 1.2
@@ -112,8 +114,8 @@ class Elasticity:
 
     @property
     def known(self) -> bool:
-        """True if any iteration was informative."""
-        return bool(self._losses()[1].any())
+        """True if any iteration was informative, or none need be."""
+        return self.proportional or bool(self._losses()[1].any())
 
     @property
     def medians(self) -> FloatArray:
@@ -122,6 +124,8 @@ class Elasticity:
 
     def quantiles(self, parts: FloatArray) -> FloatArray:
         """The quantiles of each worker's elasticity at these probabilities, shape [parts, workers]."""
+        if self.proportional:
+            return np.ones([len(parts), len(self._begun)])
         losses, told = self._losses()
         others = losses.sum(axis=0) - losses
         losses = losses + others / np.maximum(told.sum() - told, 1)[:, np.newaxis]

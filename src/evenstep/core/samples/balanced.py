@@ -14,7 +14,9 @@ from evenstep.core.values import IntArray
 
 _FREE: Final = -1
 _SMALL: Final = 16
-"""Samples that cost less than a 16th of what a worker lacks are dealt many at a time, which is faster."""
+"""Samples that cost less than a 16th of what a worker lacks are dealt many at a time, which is faster ..."""
+_ROUNDS: Final = 8
+"""... and others one by one, at least an 8th of the rest, so that there are few rounds."""
 
 
 def balanced(
@@ -96,19 +98,20 @@ def _deal(costs: IntArray, largest_first: IntArray, dealt: IntArray, targets: li
         np.add.at(counts, given, 1)
         np.add.at(loads, given, costs[chosen])
 
-    large = int((costs[free] * _SMALL > (goals - loads).min()).sum())
     while len(free):
-        if large:
-            chosen, free = free[:large], free[large:]
-            take(chosen, _one_by_one(costs[chosen] * workers, loads - goals, upper - counts))
-        half = free[: len(free) // 2]
-        if len(half) > workers and costs[half[0]] * _SMALL <= (wanted := goals - loads).min():
+        wanted, half = goals - loads, free[: len(free) // 2]
+        if len(half) <= workers:
+            half = free
+        elif not (large := int((costs[free] * _SMALL > wanted.min()).sum())):
             given = consecutive(costs[half], wanted)
             if (counts + np.bincount(given, minlength=workers) <= upper).all():
                 take(half, given)
-                free, large = free[len(half) :], 0
+                free = free[len(half) :]
                 continue
-        large = len(free)
+        else:
+            half = free[: max(large, len(free) // _ROUNDS)]
+        take(half, _one_by_one(costs[half] * workers, -wanted, upper - counts))
+        free = free[len(half) :]
 
 
 def consecutive(costs: IntArray, wanted: IntArray) -> IntArray:

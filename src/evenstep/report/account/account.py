@@ -75,6 +75,7 @@ class Account:
     Args:
         workers: The number of workers.
         global_batch_size: In samples.
+        scheme: The name of the run's scheme. With micro-batches, times are taken to be in proportion to sizes.
 
     Attributes:
         iterations: The iterations taken.
@@ -87,7 +88,7 @@ class Account:
         gain: Compares this with equal sizes.
     """
 
-    def __init__(self, workers: int, global_batch_size: int) -> None:
+    def __init__(self, workers: int, global_batch_size: int, scheme: str = "") -> None:
         self.iterations = 0
         self.seconds = 0.0
         self.samples: FloatArray = np.zeros(workers)
@@ -95,7 +96,7 @@ class Account:
         self.wait: FloatArray = np.zeros(workers)
         self.comm: FloatArray = np.zeros(workers)
         self.blame: FloatArray = np.zeros((workers, len(OWN)))
-        self.gain = Gain(workers, global_batch_size)
+        self.gain = Gain(workers, global_batch_size, proportional="micro_batch" in scheme)
         self._batch = global_batch_size
         self._change_cost = ChangeCost()
         self._first_sizes: FloatArray = np.zeros(workers)

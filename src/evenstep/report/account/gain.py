@@ -57,8 +57,8 @@ class Gain:
         elasticity: The relation of the workers' times to their sizes.
     """
 
-    def __init__(self, workers: int, global_batch_size: int) -> None:
-        self.elasticity = Elasticity(workers)
+    def __init__(self, workers: int, global_batch_size: int, *, proportional: bool = False) -> None:
+        self.elasticity = Elasticity(workers, proportional=proportional)
         self._workers, self._batch = workers, global_batch_size
         self._usual: FloatArray = np.array([[np.inf] * workers, [1.0] * workers])  # Seconds and sizes.
         self._compiled_in_a_row = 0
