@@ -259,8 +259,8 @@ class RunRequest:
                 " micro_batch of its own: use lb-bsp, dbs, bsp or batch_sizes, or leave out accumulation"
             )
         loader: object = self.loader
-        if not isinstance(loader, DataLoader):  # Not given yet, or refused later.
-            return scheme
+        if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
+            return scheme  # Not given yet, or refused later.
         sampling = Sampling.of(loader)
         if sampling.whole or sampling.batch_size is None:
             raise ConfigError(

@@ -39,6 +39,6 @@ def test_a_stateful_loader_over_a_stream_is_read_again_and_over_a_dataset_refuse
     for before, after in zip(whole, resumed, strict=True):
         assert after["seen"] == [before["seen"][0][stop:], before["seen"][1]]
         np.testing.assert_allclose(after["weights"], before["weights"], rtol=0, atol=1e-12)
-    run.options = {"partition": "private"}
-    for outcome in run_workers(streams.train, 2, run, "stateful map", counts, {}):
-        assert outcome.error.startswith("ConfigError: the loader StatefulDataLoader has its own __iter__")
+    for run.options in ({"partition": "private"}, {"accumulation": 2}):
+        for outcome in run_workers(streams.train, 2, run, "stateful map", counts, {}):
+            assert outcome.error.startswith("ConfigError: the loader StatefulDataLoader has its own __iter__")
