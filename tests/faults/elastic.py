@@ -18,7 +18,7 @@ from support.guard import GUARD_SECONDS
 from support.hosts import two_hosts
 
 from faults import elastic_worker, worker
-from faults.elastic_cells import COUNT, HEARTBEAT_SECONDS, HOST, TIMEOUT_SECONDS
+from faults.elastic_cells import COUNT, HEARTBEAT_SECONDS, HOST
 from faults.elastic_worker import POLL_SECONDS, RUN
 from faults.grid import PAUSE_SECONDS, cut, marked, wait_for
 
@@ -75,8 +75,7 @@ def run_cell(cell, folder):
 
 
 def _command(cell, folder):
-    timeout = 30.0 if cell.victim == HOST else TIMEOUT_SECONDS
-    options = ["--timeout", str(timeout), "--heartbeat", str(HEARTBEAT_SECONDS)]
+    options = ["--timeout", str(cell.timeout_seconds), "--heartbeat", str(HEARTBEAT_SECONDS)]
     return [sys.executable, "-m", "evenstep.cli.main", "run", *options]
 
 

@@ -15,6 +15,13 @@ def leave_mark(launched: LaunchSettings, rank: int | str) -> None:
             Path(launched.marks, str(rank)).touch()
 
 
+def leave_state(launched: LaunchSettings, rank: int, state: str) -> None:
+    """Tell the launcher that this replica is from now on `waiting` for the others, or `computing` a step with them."""
+    if launched.marks is not None:
+        with suppress(OSError):
+            Path(launched.marks, f"{rank}.state").write_text(state, encoding="utf-8")
+
+
 def leave_line(marks: str, line: str) -> None:
     """Leave a line of the summary to the launcher, which knows whether the run failed."""
     with suppress(OSError), Path(marks, SUMMARY_FILE).open("a", encoding="utf-8") as file:

@@ -26,7 +26,7 @@ from evenstep.core.load.members import Members
 from evenstep.core.load.shares import shares
 from evenstep.launch.c10d import GradBucket
 from evenstep.launch.launch_settings import LaunchSettings
-from evenstep.launch.marks import leave_mark
+from evenstep.launch.marks import leave_mark, leave_state
 from evenstep.schemes import Scheme
 from evenstep.telemetry import JsonlRecorder, Logged, Silent
 from evenstep.telemetry.events import Ended
@@ -108,7 +108,7 @@ class ElasticSession:
         last = partial(Ended, worker=slot)
         keeps = Silent() if folder is None else JsonlRecorder(folder, slot, last=lambda: last(at=time.perf_counter()))
         self._recorder = ReplicaRecorder(keeps, slot, self._slots)
-        self._quorum = Quorum(manager)
+        self._quorum = Quorum(manager, partial(leave_state, launched, slot))
         self._modules: list[torch.nn.Module] = []
         self._prepared: list[PreparedModel] = []
         self._optimizers: list[torch.optim.Optimizer] = []
