@@ -69,6 +69,10 @@ class LauncherEvent(Event, frozen=True, kw_only=True):
     """An event that the launcher writes."""
 
 
+ELASTIC: Final = "elastic"
+"""The name of the engine of a run whose workers come and go, in the event `run`."""
+
+
 @final
 class Run(WorkerEvent, frozen=True, kw_only=True, tag="run"):
     """A worker starts. `minimum` and `maximum` samples have one entry per worker.
