@@ -54,8 +54,9 @@ class ElasticCell:
 
     @property
     def timeout_seconds(self):
-        """Of the launcher: the others wait for six times as long where two hang, and for a host."""
-        return 30.0 if self.victim == HOST else 5.0 if self.fault == "hangs" and self.second_victim >= 0 else 10.0
+        """Of the launcher: some wait for six times as long where two hang, for a host, and for one that is cut off."""
+        six = self.fault == "cut" or (self.fault == "hangs" and self.second_victim >= 0)
+        return 30.0 if self.victim == HOST else 5.0 if six else 10.0
 
     @property
     def joins(self):

@@ -61,8 +61,9 @@ class Faults:
             threading.Event().wait()
 
     def fired(self, name):
-        (self.folder / "firing").write_text(str(os.getpid()))
-        (self.folder / "firing").rename(self.folder / f"fired-{name}")
+        firing = self.folder / f"firing-{name}"
+        firing.write_text(str(os.getpid()))
+        firing.rename(self.folder / f"fired-{name}")
 
     def wait_for(self, name):
         while not (self.folder / name).exists():
@@ -104,7 +105,7 @@ def train(cell, folder):
         faults.wait_for(f"here-{slot}")
     members, epoch, first = 0, 0, True
     with Path(folder, f"steps-{name}{again}").open("a", buffering=1) as journal:
-        while members != cell.members:
+        while members != cell.members or len(list(faults.folder.glob("fired-*"))) < len(cell.victims):
             members = 0
             for inputs, targets in loader:
                 epoch, step = loader.epoch, session.step
