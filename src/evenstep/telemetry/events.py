@@ -18,6 +18,7 @@ from evenstep.core.values import Basis
 
 SCHEMA: Final = 3
 """Version 1 had neither `schema` nor times, and is not read; version 2 had a `report` with predictions, not `row`."""
+ELASTIC: Final = "elastic"  # In `run`, the engine whose workers come and go.
 
 # Numbers are bounded, so that a damaged log cannot overflow later computations.
 _END: Final = 2**63
@@ -67,10 +68,6 @@ class ServerEvent(Event, frozen=True, kw_only=True):
 
 class LauncherEvent(Event, frozen=True, kw_only=True):
     """An event that the launcher writes."""
-
-
-ELASTIC: Final = "elastic"
-"""The name of the engine of a run whose workers come and go, in the event `run`."""
 
 
 @final

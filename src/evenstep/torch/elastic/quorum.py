@@ -44,8 +44,7 @@ class _Numbering:
 class Quorum:
     """This replica in the quorum of torchft's `Manager`.
 
-    Args:
-        tell: Tells the launcher what this replica does from now on, as `leave_state` does.
+    It tells the launcher whether it is `waiting` for the others, or `computing` a step with them.
 
     Raises:
         ConfigError: The manager finds the members during the forward pass, when the batch has been fetched already.

@@ -26,7 +26,7 @@ from evenstep.core.load.members import Members
 from evenstep.core.load.shares import shares
 from evenstep.launch.c10d import GradBucket
 from evenstep.launch.launch_settings import LaunchSettings
-from evenstep.launch.marks import leave_mark, leave_state
+from evenstep.launch.marks import leave_mark
 from evenstep.schemes import Scheme
 from evenstep.telemetry import Logged
 from evenstep.torch.agree import agree
@@ -105,7 +105,7 @@ class ElasticSession:
         self._launched, self._slot, self._slots = launched, *_slot_of(launched)
         keeps = record_in(self._request.events_dir, self._slot, by_argument=self._request.run_dir is not None)
         self._recorder = ReplicaRecorder(keeps, self._slot, self._slots)
-        self._quorum = Quorum(manager, partial(leave_state, launched, self._slot))
+        self._quorum = Quorum(manager, partial(leave_mark, launched, f"{self._slot}.state"))
         self._modules: list[torch.nn.Module] = []
         self._prepared: list[PreparedModel] = []
         self._optimizers: list[torch.optim.Optimizer] = []
