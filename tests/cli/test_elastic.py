@@ -12,7 +12,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.report.summary import summarise
 
 SCRIPT = """
-import os, signal
+import os, pathlib, signal, time
 import torch
 import evenstep
 
@@ -22,12 +22,16 @@ model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=4)
 model, optimizer, loader = evenstep.prepare(model, optimizer, loader)
-steps = members = 0
+pathlib.Path("here-" + os.environ["RANK"]).touch()
+while len(list(pathlib.Path().glob("here-*"))) < 2:  # Or one is killed alone, and nobody has its state.
+    time.sleep(0.01)
+steps = 0
 for epoch in range(loader.epoch, 1):
     for x, y in loader:
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(x), y).backward()
-        if os.environ["RANK"] == "0" and os.environ["EVENSTEP_RESTART"] == "0" and steps == 20:
+        first = os.environ["RANK"] == "0" and os.environ["EVENSTEP_RESTART"] == "0"
+        if first and steps >= 20 and len(loader.batch_sizes) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         optimizer.step()
         steps += 1

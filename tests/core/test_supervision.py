@@ -380,26 +380,46 @@ def test_a_worker_that_is_done_is_missed_by_nobody():
     assert look(0.0, running=[0, 2], done=[1]) == look(50.0, running=[0, 2], done=[1]) == NOTHING
 
 
-def test_a_replica_that_hangs_is_named_once_the_others_have_gone_on_and_ended_once_they_have_finished():
+def elastic():
+    """A run of three replicas, and looks at it: for how long some of them have been waiting, and others computing."""
     run = Run(come=False)
     supervision = run.supervision = Supervision(
         workers=3, elastic=True, restarts=1, timeout_seconds=4.0, alone_seconds=4.0
     )
 
-    def stepped(now, *seconds, running=ALL):
-        supervision.processes(running=running, halted=(), came=dict(enumerate(seconds)))
+    def look(now, computing, waiting=NOBODY, *, running=ALL):
+        supervision.processes(running=running, halted=(), came=ALL, waiting=waiting, computing=computing)
         return run.look(now)
 
-    assert stepped(0.0, 1.0, 1.0, 1.0) == stepped(9.0, 4.5, 5.0, 1.0) == []
+    return supervision, look
+
+
+NOBODY = {}
+
+
+def test_a_replica_that_hangs_is_named_once_the_others_have_waited_and_ended_once_they_have_finished():
+    supervision, look = elastic()
+    assert look(0.0, {0: 0.0, 1: 0.0, 2: 0.0}) == look(9.0, {0: 4.5, 1: 4.0, 2: 8.0}) == []
     hangs = "worker 2 kept the others waiting for 4 s; the others go on"
-    assert stepped(10.0, 9.0, 9.1, 1.0) == []  # Its step may be about to count, too.
-    assert stepped(13.1, 12.0, 12.0, 1.0) == [hangs]
-    assert stepped(14.0, 14.0, 14.0, 14.0) == ["worker 2 is back"]
-    assert stepped(20.0, 19.0, 19.0, 14.0) == []
-    assert stepped(23.1, 19.0, 19.0, 14.0) == [hangs]
+    assert look(10.0, {1: 3.0, 2: 9.0}, {0: 0.1}) == []  # Its step may be about to count, too.
+    assert look(13.1, {0: 0.1, 1: 0.1, 2: 12.1}) == [hangs]
+    assert look(14.0, {1: 0.1, 2: 0.0}, {0: 0.1}) == ["worker 2 is back"]
+    assert look(20.0, {1: 0.1, 2: 5.0}, {0: 0.1}) == []
+    assert look(23.1, {0: 1.0, 1: 1.0, 2: 8.1}) == [hangs]
     for worker in (0, 1):
         supervision.ended(Ending(worker=worker, exit_code=0))
-    assert stepped(26.0, 19.0, 19.0, 14.0, running=[2]) == []
-    gone = stepped(31.0, 19.0, 19.0, 14.0, running=[2])
+    assert look(26.0, {0: 4.0, 1: 4.0, 2: 11.0}, running=[2]) == []
+    gone = look(31.0, {0: 9.0, 1: 9.0, 2: 16.0}, running=[2])
     assert gone == ["worker 2 did not come back within 4 s, and is ended", "end 2"]
     assert supervision.lost == {2: "kept the others waiting for 4 s and did not come back"}
+
+
+def test_replicas_that_hang_are_ended_where_too_few_are_left_to_go_on():
+    supervision, look = elastic()
+    assert look(0.0, {1: 4.1, 2: 4.2}, {0: 0.1}) == []
+    hang = [f"worker {worker} kept the others waiting for 4 s; the others go on" for worker in (1, 2)]
+    assert look(3.1, {1: 7.2, 2: 7.3}, {0: 3.2}) == hang
+    assert look(19.0, {1: 23.1, 2: 23.2}, {0: 19.1}) == []
+    ended = [f"worker {worker} keeps the others from going on, and is ended" for worker in (1, 2)]
+    assert look(20.0, {1: 24.1, 2: 24.2}, {0: 20.1}) == [*ended, "end 1", "end 2"]
+    assert supervision.to_end == {1, 2}

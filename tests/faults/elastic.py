@@ -18,8 +18,8 @@ from support.guard import GUARD_SECONDS
 from support.hosts import two_hosts
 
 from faults import elastic_worker, worker
-from faults.elastic_cells import COUNT, HEARTBEAT_SECONDS, HOST, TIMEOUT_SECONDS
-from faults.elastic_worker import POLL_SECONDS, RUN
+from faults.elastic_cells import COUNT, HEARTBEAT_SECONDS, HOST
+from faults.elastic_worker import POLL_SECONDS, RUN, STEP
 from faults.grid import PAUSE_SECONDS, cut, marked, wait_for
 
 _PORT = 29511
@@ -45,11 +45,12 @@ class Outcome:
     terminal: str = ""
     left: list = field(default_factory=list)
 
-    @property
-    def seconds(self):
-        """From the fault to the next step that counted."""
-        at = max(self.fired.values())
-        return min(line["at"] for line in self.steps if line["counted"] and line["at"] > at) - at
+    def seconds(self, cell):
+        """From the fault to the next step that counted, after the one which the victim was about to take."""
+        at, taken = max(self.fired.values()), STEP if cell.moment == "commit" else -1
+        return (
+            min(line["at"] for line in self.steps if line["counted"] and line["at"] > at and line["step"] > taken) - at
+        )
 
 
 def run_cell(cell, folder):
@@ -75,8 +76,7 @@ def run_cell(cell, folder):
 
 
 def _command(cell, folder):
-    timeout = 30.0 if cell.victim == HOST else TIMEOUT_SECONDS
-    options = ["--timeout", str(timeout), "--heartbeat", str(HEARTBEAT_SECONDS)]
+    options = ["--timeout", str(cell.timeout_seconds), "--heartbeat", str(HEARTBEAT_SECONDS)]
     return [sys.executable, "-m", "evenstep.cli.main", "run", *options]
 
 

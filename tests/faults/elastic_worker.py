@@ -18,8 +18,8 @@ import evenstep
 from faults.elastic_cells import COUNT, HOST, LINK, SENDER, ElasticCell
 
 RUN = Elastic(replicas=COUNT, samples=288, global_batch_size=24)
-FIRST, STEP, REST, POLL_SECONDS = 0, 4, 8, 0.02
-"""The steps of faults, and the one in which those that nothing befell wait for the victims that come back."""
+STEP, REST, POLL_SECONDS = 4, 8, 0.02
+"""The step of faults, and the one in which those that nothing befell wait for the victims that come back."""
 
 
 class Faults:
@@ -61,19 +61,17 @@ class Faults:
             threading.Event().wait()
 
     def fired(self, name):
-        (self.folder / "firing").write_text(str(os.getpid()))
-        (self.folder / "firing").rename(self.folder / f"fired-{name}")
+        firing = self.folder / f"firing-{name}"
+        firing.write_text(str(os.getpid()))
+        firing.rename(self.folder / f"fired-{name}")
 
     def wait_for(self, name):
         while not (self.folder / name).exists():
             time.sleep(POLL_SECONDS)
 
     def wait_for_others(self, step):
-        """At first all wait for all, and later for the victims that come back."""
+        """Wait for the victims that come back."""
         cell, last = self.cell, self.life + 1
-        if step == FIRST and not self.life:
-            for slot in range(COUNT):
-                self.wait_for(f"here-{slot}")
         if step != REST or self.life or self.slot in cell.victims:
             return
         if cell.joins:
@@ -103,14 +101,17 @@ def train(cell, folder):
     again = "-again" if Path(folder, f"here-{name}").exists() else ""
     for each in (f"here-{name}{again}", f"here-{faults.slot}"):
         Path(folder, each).touch()
-    members = epoch = 0
+    for slot in range(COUNT):  # Their heartbeats have begun, so that the first quorum waits for all.
+        faults.wait_for(f"here-{slot}")
+    members, epoch, first = 0, 0, True
     with Path(folder, f"steps-{name}{again}").open("a", buffering=1) as journal:
-        while members != cell.members:
+        while members != cell.members or len(list(faults.folder.glob("fired-*"))) < len(cell.victims):
             members = 0
             for inputs, targets in loader:
                 epoch, step = loader.epoch, session.step
                 faults.wait_for_others(step)
-                faults.at("first iteration" if step == FIRST else "mid-epoch" if step == STEP else "")
+                faults.at("first iteration" if first else "mid-epoch" if step == STEP else "")
+                first = False
                 optimizer.zero_grad()
                 torch.nn.functional.mse_loss(model(inputs), targets).backward()
                 optimizer.step()

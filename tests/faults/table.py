@@ -74,11 +74,13 @@ work, and training ends after all of it (**finish**).
 - **lies**: a reply that says that it took 1e9 s, on which nothing rests without rounds
 """
 _ELASTIC = """\
-Three replicas under `evenstep run --elastic 1:3`, with `--heartbeat 4` and `--timeout 10`; the last rows are of two
-hosts, with one replica on the second. The others **finish**, and so does the victim if it is started again, goes on or
-is reached again. It is checked that each of them lost at most the step in flight, that no sample counted twice, that
-the last weights are those of one process to 1e-10, and that the terminal names who was lost and why. The seconds are
-from the fault to the next step that counted.
+Three replicas under `evenstep run --elastic 1:3`, with `--heartbeat 4` and `--timeout 10` (5 where two hang and where
+the link is cut for good, 30 where the Lighthouse is killed); the last rows are of two hosts, with one replica on the
+second. The others **finish**, and so does the victim if it is started again, goes on or is reached again. It is checked
+that each of them lost at most the step in flight, that no sample counted twice, that the last weights are those of one
+process to 1e-10, and that the terminal names who was lost and why. The seconds are from the fault to the next step that
+counted: a replica that is stopped in a step is ended after `--heartbeat`, and two that hang are once the third has
+waited for six times `--timeout`. The machine ran two cells, and other tests, at a time.
 
 - **first iteration**, **mid-epoch**: in the script, between a batch and its backward
 - **commit**: the victim has found out that the step counts, and has not stepped yet
@@ -86,7 +88,8 @@ from the fault to the next step that counted.
 - **sends**: the victim is about to send its state to a replica that joins
 - **killed**: SIGKILL; **stopped**: SIGSTOP; **paused**: SIGSTOP, and SIGCONT after 3 s
 - **raises**: an exception in the script; **hangs**: the main thread waits for ever
-- **link cut**: on the side of the second host, whose replica ends after `--timeout`, for good or for 3 s
+- **link cut**: on the side of the second host, for 3 s or for good; then `evenstep run` ends there with an error, once
+  its replica has asked for the others for six times `--timeout` and was started again in vain
 - **Lighthouse killed**: `evenstep run` on the first host, with its replicas; then the same command again
 """
 FRAMEWORKS = {
@@ -117,27 +120,39 @@ def write(path, rows):
     if own:
         versions = f"Python {platform.python_version()}, PyTorch {version('torch')}, {len(own)} cells.\n"
         text = "\n".join([_INTRO, versions, *_single(own), *_others(own), *_storage(own)])
-    for framework in FRAMEWORKS:
+    for framework, (name, *_) in FRAMEWORKS.items():
         if found := [row for row in rows if row[0] == framework]:
-            section = "\n".join(_framework(framework, found))
-            sections[section.partition("\n")[0]] = section
+            heading = f"## {name}"
+            sections[heading] = "\n".join(_framework(framework, found, _held(sections.get(heading, ""))))
     page = [_SECTIONS.sub("", text).rstrip("\n"), *(sections[each].rstrip("\n") for each in sorted(sections))]
     path.write_text("\n\n".join(page) + "\n", encoding="utf-8")
 
 
-def _framework(framework, rows):
+def _held(section):
+    """The cells of the table of a section, by fault and moment; those that are not run now stay."""
+    lines = [[each.strip() for each in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("|")]
+    moments = lines[0][1:] if lines else []
+    return {
+        (fault, moment): cell
+        for fault, *found in lines[2:]
+        for moment, cell in zip(moments, found, strict=True)
+        if cell
+    }
+
+
+def _framework(framework, rows, held):
     """A table of faults by moments, under a heading."""
     name, package, intro = FRAMEWORKS[framework]
-    cells = {(fault, moment): [(outcome, seconds)] for _, _, moment, fault, outcome, seconds in rows}
+    cells = held | {(fault, moment): _outcome([(outcome, s)]) for _, _, moment, fault, outcome, s in rows}
     faults, moments = ([each for each in _ORDER if any(key[at] == each for key in cells)] for at in (0, 1))
     yield f"## {name}\n"
     yield intro
     of = package if framework == "elastic" else name
-    yield f"Python {platform.python_version()}, {of} {version(package)}, {len(rows)} cells.\n"
+    yield f"Python {platform.python_version()}, {of} {version(package)}, {len(cells)} cells.\n"
     yield _line(["", *moments])
     yield _line(["---"] * (1 + len(moments)))
     for fault in faults:
-        yield _line([fault, *(_outcome(cells.get((fault, moment), [])) for moment in moments)])
+        yield _line([fault, *(cells.get((fault, moment), "") for moment in moments)])
 
 
 def _single(rows):

@@ -21,4 +21,4 @@ def pytest_generate_tests(metafunc):
 def test_what_befalls_a_replica_costs_the_others_the_step_in_flight(cell, tmp_path, record_property):
     outcome = run_cell(cell, tmp_path)
     assert check(cell, outcome) == [], outcome.terminal
-    record_property("cell", cell.row(outcome.seconds))
+    record_property("cell", cell.row(outcome.seconds(cell)))

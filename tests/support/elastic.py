@@ -23,11 +23,12 @@ class Elastic:
     """A run of so many replicas.
 
     `faults`: by replica and step, what it does there, the n-th process of a replica the n-th of its faults: `kill`,
-    `stop`, `raise` or `exit` before the backward, `kill in backward`, `kill before step`, `kill after step`. `waits`:
-    by step, the processes (replica and life) that must have come to their first batch before the others go on. `other`:
-    the samples with which a process (replica and life) is started instead of `samples`, or None for other contents.
-    `habit`: how the script weighs and measures, `plain` or `units`. `until`: the step after which all stop, and replica
-    0 saves its state in the file `checkpoint`; a run without `until` begins with what is saved there.
+    `stop`, `raise` or `exit` before the backward, `kill in backward`, `kill before step`, `kill after step`, or `nan`
+    in its gradient from then on. `waits`: by step, the processes (replica and life) that must have come to their first
+    batch before the others go on. `other`: the samples with which a process (replica and life) is started instead of
+    `samples`, or None for other contents. `habit`: how the script weighs and measures, `plain` or `units`. `until`: the
+    step after which all stop, and replica 0 saves its state in the file `checkpoint`; a run without `until` begins with
+    what is saved there.
     """
 
     replicas: int = 3
@@ -89,8 +90,11 @@ class Reading:
         return self.dataset[index]
 
 
-def alone(run):
-    """The weights of one process in plain torch, from the initial weights of the replica that begins."""
+def alone(run, left_out=()):
+    """The weights of one process in plain torch, from the initial weights of the replica that begins.
+
+    `left_out`: the epochs and positions of the samples whose gradients are not added.
+    """
     import torch
 
     found = []
@@ -104,7 +108,8 @@ def alone(run):
             for start in range(0, run.samples, run.global_batch_size):
                 inputs, targets = loader.dataset[order[start : start + run.global_batch_size]]
                 optimizer.zero_grad()
-                torch.nn.functional.mse_loss(layers(inputs), targets).backward()
+                counts = [[(epoch, start + index) not in left_out] for index in range(len(inputs))]
+                (torch.tensor(counts) * (layers(inputs) - targets) ** 2).mean().backward()
                 optimizer.step()
                 scheduler.step()
         found.append(torch.cat([each.detach().flatten() for each in layers.parameters()]))
@@ -154,7 +159,7 @@ def replica(run, slot, life, lighthouse, all_here, coming, folder):
                 if loader.session.counted:
                     line = {"step": step, "epoch": epoch, "sizes": loader.batch_sizes, "slot": slot, "life": life}
                     line |= {"positions": list(loader.current.positions[: loader.current.samples]), "at": time.time()}
-                    print(json.dumps(line | {"loss": loss}), file=log, flush=True)
+                    print(json.dumps(line | {"loss": loss, "nan": fault == "nan"}), file=log, flush=True)
                 if loader.session.step == run.until:
                     return save(run, slot, saved)
                 for process in run.waits.get(loader.session.step, ()):
@@ -175,7 +180,7 @@ def train(run, fault, model, optimizer, loader, inputs, targets):
     loss = torch.nn.functional.mse_loss(outputs, targets)
     if run.habit == "units":
         loader.weigh_by(loader.current.samples)
-    loss.backward()
+    (loss * torch.nan if fault == "nan" else loss).backward()
     if fault == "kill before step":
         fail("kill")
     optimizer.step()

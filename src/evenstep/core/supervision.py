@@ -18,6 +18,7 @@ _LEFT: Final = "left in the middle of an epoch"
 _VANISHED: Final = "ended with exit code 0 in the middle of an epoch"
 _LEFT_OVER: Final = "left over"
 _FRUITLESS: Final = 3
+_MOST_WAITS: Final = 5  # Times the timeout that a replica waits for others; its own end comes after six.
 
 
 @final
@@ -105,6 +106,7 @@ class Supervision:
     _running: Collection[int] = ()
     _halted: Collection[int] = ()
     _behind: dict[int, float] = field(default_factory=dict)
+    _waited: float = 0.0
     _failed: dict[int, list[Ending]] = field(default_factory=dict)
     """If all workers are restarted together, the failures by the number of the following restart."""
     _since: dict[str, float] = field(default_factory=dict)
@@ -190,14 +192,24 @@ class Supervision:
         elif ending.failed:
             self._stop(worker, ending.how)
 
-    def processes(self, *, running: Collection[int], halted: Collection[int], came: Mapping[int, float]) -> None:
+    def processes(
+        self,
+        *,
+        running: Collection[int],
+        halted: Collection[int],
+        came: Collection[int],
+        waiting: Mapping[int, float] = {},
+        computing: Mapping[int, float] = {},
+    ) -> None:
         """Record which processes run, which of these a signal has stopped, and which workers have come to `prepare`.
 
-        `came` has the times at which they did; in an elastic run, the times of the last steps of theirs that counted.
+        In an elastic run, a step of those that `came` has counted, and each has been waiting for the others, or
+        computing a step with them, for so many seconds.
         """
         self._running, self._halted = running, halted
-        latest = max(came.values(), default=0.0)
-        self._behind = {worker: latest - at for worker, at in came.items() if worker in running}
+        self._waited = max((waiting[worker] for worker in waiting if worker in running), default=0.0)
+        latest = 0.0 if self._waited else min(computing.values(), default=0.0)
+        self._behind = {worker: computing[worker] - latest for worker in computing if worker in running}
         for worker, state in self._all.items():
             state.came = state.came or worker in came
             state.over = state.over and worker not in running
@@ -323,7 +335,10 @@ class Supervision:
                 yield _Rule(f"{worker} fruitless", _AT_ONCE, partial(self._end, worker, how))
 
     def _gone_on_without(self) -> Iterator[_Rule]:
-        """Rules for workers of an elastic run that take no more steps, after the others have waited, and do again."""
+        """Rules for workers of an elastic run that take no more steps, after the others have waited, and do again.
+
+        Where half of them hang, torchft finds no majority for the others to go on: those are ended before it gives up.
+        """
         for worker, seconds in self._behind.items() if self.elastic else ():
             state, late = self._all[worker], seconds > self.timeout_seconds
             if late and not (state.gave_up or state.to_end or worker in self._halted):
@@ -331,6 +346,9 @@ class Supervision:
                 yield _Rule(name, self.grace_seconds, partial(self._give_up, worker, how))
             elif state.gave_up and not late:
                 yield _Rule(f"{worker} is back", _AT_ONCE, partial(self._take_back, worker))
+            elif late and not state.to_end and self._waited > _MOST_WAITS * self.timeout_seconds:
+                how = "keeps the others from going on, and is ended"
+                yield _Rule(f"{worker} blocks", _AT_ONCE, partial(self._end, worker, how))
 
     def _give_up(self, worker: int, how: str) -> None:
         self._all[worker].gave_up = how

@@ -8,11 +8,14 @@ from pathlib import Path
 from evenstep.launch.launch_settings import SUMMARY_FILE, LaunchSettings
 
 
-def leave_mark(launched: LaunchSettings, rank: int | str) -> None:
-    """Tell the launcher that the script of this worker uses evenstep."""
+def leave_mark(launched: LaunchSettings, name: int | str, state: str = "") -> None:
+    """Tell the launcher that the script of the worker of this name uses evenstep.
+
+    A replica that comes and goes tells under `RANK.state` whether it is `waiting` for the others or `computing` a step.
+    """
     if launched.marks is not None:
         with suppress(OSError):  # If the launcher is gone, so is its folder.
-            Path(launched.marks, str(rank)).touch()
+            Path(launched.marks, str(name)).write_text(state, encoding="utf-8")
 
 
 def leave_line(marks: str, line: str) -> None:

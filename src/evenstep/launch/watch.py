@@ -94,7 +94,8 @@ class Watch:
             self._known[ending.worker] = ending.at_seconds
             self._ending.pop(ending.worker, None)  # If it is started again, then as another process.
             if self._marks is not None and ending.failed:
-                (self._marks / str(ending.worker)).unlink(missing_ok=True)
+                for name in (str(ending.worker), f"{ending.worker}.state"):
+                    (self._marks / name).unlink(missing_ok=True)
             if ending.failed and not ending.asked_to_end:
                 self._record(WorkerFailed(worker=ending.worker, how=ending.how))
             self._supervision.ended(ending)
@@ -102,11 +103,12 @@ class Watch:
     def _look_at_processes(self, marks: Path) -> None:
         leaders = {group.worker: group.leader for group in read_groups(self._status_dir)}
         halted = [worker for worker, leader in leaders.items() if is_stopped(leader)]
-        came: dict[int, float] = {}
-        for file in marks.iterdir():
-            with suppress(FileNotFoundError, ValueError):  # Of other files, which have names.
-                came[int(file.name)] = file.stat().st_mtime
-        self._supervision.processes(running=leaders, halted=halted, came=came)
+        came = [int(file.name) for file in marks.iterdir() if file.name.isdecimal()]
+        since: dict[str, dict[int, float]] = {"": {}, "waiting": {}, "computing": {}}  # Empty as it is written.
+        for file in marks.glob("*.state"):
+            since[file.read_text(encoding="utf-8")][int(file.stem)] = time.time() - file.stat().st_mtime
+        del since[""]
+        self._supervision.processes(running=leaders, halted=halted, came=came, **since)
 
     def _end_workers(self) -> None:
         """End workers that are to end. Their keepers end them, and then do not restart them."""

@@ -61,7 +61,7 @@ def conclusions_of(run: RecordedRun) -> Conclusions:
 def account_of(run: RecordedRun) -> Account:
     """The account of a run behind a barrier, over the iterations that all workers have finished."""
     done = list(run.counted.values())
-    account = Account(len(done), run.global_batch_size, run.scheme)
+    account = Account(len(done), run.global_batch_size, run.scheme, elastic=run.elastic is not None)
     account.take(
         Meetings(
             samples=np.array([each.samples for each in done]),

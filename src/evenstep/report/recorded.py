@@ -17,6 +17,7 @@ from evenstep.report.happened import Happening, happening_of
 from evenstep.report.iterations import Iterations, IterationsBuilder, true_waits
 from evenstep.telemetry import ROLES, Event, read_events
 from evenstep.telemetry.events import (
+    ELASTIC,
     IterationDone,
     Joined,
     Left,
@@ -32,8 +33,6 @@ from evenstep.telemetry.events import (
 
 SERVER: Final = "server"
 """The name of the engine of a run on parameter servers, in the event `run`."""
-ELASTIC: Final = "elastic"
-"""The name of the engine of a run whose workers come and go."""
 
 
 @final

@@ -18,6 +18,7 @@ from evenstep.core.values import Basis
 
 SCHEMA: Final = 3
 """Version 1 had neither `schema` nor times, and is not read; version 2 had a `report` with predictions, not `row`."""
+ELASTIC: Final = "elastic"  # In `run`, the engine whose workers come and go.
 
 # Numbers are bounded, so that a damaged log cannot overflow later computations.
 _END: Final = 2**63

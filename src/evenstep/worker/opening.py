@@ -52,10 +52,6 @@ def open_tracker(
     # The first worker on each host records everybody's sizes: hosts may have separate directories. On servers all do:
     # sizes reach each at a different time, and a worker may leave.
     first_on_host = all(each["host"] != records[rank]["host"] for each in records[:rank])
-    keeps: JsonlRecorder | Silent = Silent()
-    if folder is not None:
-        with naming("run_dir" if by_argument else VARIABLES["run_dir"]):
-            keeps = JsonlRecorder(folder, rank, last=lambda: Ended(worker=rank, at=clock()))
     return Tracker(
         workers=worker,
         policy=first_policy(scheme, agreed.problem, records, rank),
@@ -68,7 +64,7 @@ def open_tracker(
             factors=(hold or FactorSampler(threads=threads, clock=clock)).sample if forecasts else Factors,
             memory=memory,
         ),
-        recorder=recorder or Logged(keeps, rank),
+        recorder=recorder or Logged(record_in(folder, rank, by_argument=by_argument), rank),
         follows_speed=scheme.load.follows_speed,
         last_sizes=last_sizes(scheme, records, launched, folder, rank) if stays else None,
         lags=lags,
@@ -78,6 +74,14 @@ def open_tracker(
         activity=activity,
         summary=_summary(agreed, launched) if stays and not rank else None,
     )
+
+
+def record_in(folder: Path | None, worker: int, *, by_argument: bool) -> JsonlRecorder | Silent:
+    """Open the record of this worker in the folder, if there is one; `by_argument` as in `open_tracker`."""
+    if folder is None:
+        return Silent()
+    with naming("run_dir" if by_argument else VARIABLES["run_dir"]):
+        return JsonlRecorder(folder, worker, last=lambda: Ended(worker=worker, at=time.perf_counter()))
 
 
 def _summary(agreed: Agreed, launched: LaunchSettings) -> Summary | None:

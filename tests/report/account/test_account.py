@@ -108,6 +108,12 @@ def test_the_gain_is_told_where_communication_takes_more_than_waiting():
     ]
 
 
+def test_what_cannot_be_done_while_workers_come_and_go_is_not_advised():
+    account = Account(3, 6, elastic=True)
+    account.take(meetings([(2, 2, 2)] * 2000, seconds_per_sample=(0.003,) * 3, comm=0.012))
+    assert verdict_of(account, range(3), "lb-bsp").text.endswith("Larger batches communicate less often.")
+
+
 def test_a_run_of_a_few_seconds_is_not_told_to_communicate_less():
     account = Account(3, 36)
     account.take(meetings([(12, 12, 12)] * 60, seconds_per_sample=(0.001,) * 3, comm=0.012))

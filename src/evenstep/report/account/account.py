@@ -76,6 +76,7 @@ class Account:
         workers: The number of workers.
         global_batch_size: In samples.
         scheme: The name of the run's scheme. With micro-batches, times are taken to be in proportion to sizes.
+        elastic: Whether workers come and go, which schemes that communicate less often cannot do.
 
     Attributes:
         iterations: The iterations taken.
@@ -88,7 +89,8 @@ class Account:
         gain: Compares this with equal sizes.
     """
 
-    def __init__(self, workers: int, global_batch_size: int, scheme: str = "") -> None:
+    def __init__(self, workers: int, global_batch_size: int, scheme: str = "", *, elastic: bool = False) -> None:
+        self.elastic = elastic
         self.iterations = 0
         self.seconds = 0.0
         self.samples: FloatArray = np.zeros(workers)

@@ -142,7 +142,8 @@ def _verdict(account: Account, measured: Account, workers: Sequence[int], scheme
     if communication >= _COMMUNICATION and communication > cost and account.seconds >= _LONG_SECONDS:
         text = (
             f"Communication takes {communication:.0%} of all workers' time, on all alike; waiting for each other takes"
-            f" {waiting:.0%}. Larger batches, or local-sgd, communicate less often.{_accumulation(account, scheme)}"
+            f" {waiting:.0%}. Larger batches{'' if account.elastic else ', or local-sgd,'} communicate less often."
+            f"{_accumulation(account, scheme)}"
         )
         return Verdict(cause=Part.COMMUNICATION, cost=communication, text=text)
     if cost < max(COSTLY, _MAIN * waiting):
@@ -160,7 +161,7 @@ def _balanced(account: Account, workers: Sequence[int], scheme: str, waiting: fl
     slow = account.slowdowns()
     index = max(slow, key=lambda each: slow[each])
     if waiting >= SPREAD:
-        return spread(waiting, slow[index])
+        return spread(waiting, slow[index], barrier=not account.elastic)
     return no_worker_slow(waiting) if slow[index] < SLOW else _slow(account, workers, scheme, index, waiting, waiting)
 
 
@@ -209,7 +210,7 @@ def _part(account: Account, index: int) -> str:
 
 def _accumulation(account: Account, scheme: str) -> str:
     """Advice for batches that are too small to be divided by speed; nothing for others."""
-    if max(account.last_sizes) > _FEW_SAMPLES or "micro_batch" in scheme:
+    if account.elastic or max(account.last_sizes) > _FEW_SAMPLES or "micro_batch" in scheme:
         return ""
     return (
         " Batches this small are hardly divided by speed: if the script accumulates A of them for a step, give prepare"

@@ -44,11 +44,13 @@ class _Numbering:
 class Quorum:
     """This replica in the quorum of torchft's `Manager`.
 
+    It tells the launcher whether it is `waiting` for the others, or `computing` a step with them.
+
     Raises:
         ConfigError: The manager finds the members during the forward pass, when the batch has been fetched already.
     """
 
-    def __init__(self, manager: Manager) -> None:
+    def __init__(self, manager: Manager, tell: Callable[[str], None]) -> None:
         if manager._use_async_quorum:
             raise ConfigError(
                 "sizes follow from the members, who must be known before a batch is fetched: give torchft's Manager"
@@ -56,6 +58,7 @@ class Quorum:
             )
         manager._client = _Numbering(manager._client)
         self._manager = manager
+        self._tell = tell
         self._seconds = 2 * manager._quorum_timeout
         self._open = False
         # torchft counts the quorums: one whose members, or their connections, are new has a new number.
@@ -69,6 +72,8 @@ class Quorum:
         """
         if self._open:
             return
+        if self._manager._quorum_id >= 0:  # One that joins may wait while the others evaluate.
+            self._tell("waiting")
         ends = time.monotonic() + _TRIES * self._seconds.total_seconds()
         while True:
             try:
@@ -80,6 +85,7 @@ class Quorum:
                     raise
                 time.sleep(_PAUSE_SECONDS)
         self._open = True
+        self._tell("computing")
 
     @property
     def step(self) -> int:

@@ -1,15 +1,12 @@
 """The event log of a replica, in which workers have the numbers of their places instead of ranks in the quorum."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, final
+from typing import Any, final
 
 from msgspec import structs
 
 from evenstep.telemetry import JsonlRecorder, Silent
-from evenstep.telemetry.events import Event, MembersChanged, Planned, Run, WorkerEvent
-
-ENGINE: Final = "elastic"
-"""The engine in the event `run`."""
+from evenstep.telemetry.events import ELASTIC, Event, MembersChanged, Planned, Run, WorkerEvent
 
 
 @final
@@ -42,7 +39,7 @@ class ReplicaRecorder:
         """The members, by rank, have told their `slot` and `host`; `run` is the first event, unless it is written."""
         self._here = {each: one["slot"] for each, one in enumerate(told) if one["host"] == told[rank]["host"]}
         if not self._begun:
-            self.record(structs.replace(run, engine=ENGINE, workers=self._slots, minimum=(), maximum=()))
+            self.record(structs.replace(run, engine=ELASTIC, workers=self._slots, minimum=(), maximum=()))
             self._begun = True
         if rank == min(self._here):
             here, elsewhere = sorted(self._here.values()), len(told) - len(self._here)

@@ -28,8 +28,7 @@ from evenstep.launch.c10d import GradBucket
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.launch.marks import leave_mark
 from evenstep.schemes import Scheme
-from evenstep.telemetry import JsonlRecorder, Logged, Silent
-from evenstep.telemetry.events import Ended
+from evenstep.telemetry import Logged
 from evenstep.torch.agree import agree
 from evenstep.torch.cuda import DeviceStopwatch
 from evenstep.torch.data.common_data import checksum_of
@@ -51,7 +50,7 @@ from evenstep.worker.activity import Activity
 from evenstep.worker.agreement import hold_of
 from evenstep.worker.arguments import require_known
 from evenstep.worker.meter import HostStopwatch
-from evenstep.worker.opening import open_tracker, run_event
+from evenstep.worker.opening import open_tracker, record_in, run_event
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
@@ -104,11 +103,9 @@ class ElasticSession:
                 " without predictor=narx and nonfinite=refuse"
             )
         self._launched, self._slot, self._slots = launched, *_slot_of(launched)
-        slot, folder = self._slot, self._request.events_dir
-        last = partial(Ended, worker=slot)
-        keeps = Silent() if folder is None else JsonlRecorder(folder, slot, last=lambda: last(at=time.perf_counter()))
-        self._recorder = ReplicaRecorder(keeps, slot, self._slots)
-        self._quorum = Quorum(manager)
+        keeps = record_in(self._request.events_dir, self._slot, by_argument=self._request.run_dir is not None)
+        self._recorder = ReplicaRecorder(keeps, self._slot, self._slots)
+        self._quorum = Quorum(manager, partial(leave_mark, launched, f"{self._slot}.state"))
         self._modules: list[torch.nn.Module] = []
         self._prepared: list[PreparedModel] = []
         self._optimizers: list[torch.optim.Optimizer] = []
