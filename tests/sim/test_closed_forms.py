@@ -144,3 +144,25 @@ def test_local_sgd_saves_exchanges(devices, run):
     assert bsp.seconds == pytest.approx(100 * (0.016 + 0.008))
     assert local.seconds == pytest.approx(100 * 0.016 + 25 * 0.008)
     assert local.communication_share == pytest.approx(25 * 0.008 / local.seconds)
+
+
+@pytest.mark.parametrize("wire", ["float32", "int8"])
+def test_fragments_send_as_many_bytes_in_smaller_exchanges(devices, run, wire):
+    # Two workers that compute 16 ms an iteration, behind links of 1 MB/s; 22 iterations are two periods and a part.
+    lan = '[links.lan]\nbandwidth = "8 Mbit/s"\nlatency = "0 s"\n'
+    cluster = devices(1, 1, more=lan, worker='link = "lan"')
+
+    def of(fragments):
+        scheme = f"diloco:period=8,wire={wire},fragments={fragments}"
+        result, kept, _ = run(cluster, scheme, iterations=22, message_bytes=80_000, logged=True)
+        exchanges = [event.comm_seconds for event in kept[0].events if event.kind == "iteration"]
+        assert result.seconds == pytest.approx(22 * 0.016 + sum(exchanges))
+        assert result.workers[0].comm_seconds == pytest.approx(sum(exchanges))
+        return exchanges
+
+    whole, parts = of(1), of(4)
+    assert whole == pytest.approx([whole[0]] * 3)
+    if wire == "float32":
+        assert whole[0] == pytest.approx(0.080)
+    # At iterations 2, 4 to 20, and all four at the end.
+    assert parts == pytest.approx([whole[0] / 4] * 10 + [whole[0]])

@@ -565,6 +565,56 @@ def train_locally(run):
     return {"weights": weights(model), "positions": positions, "state": momentum, "steps": steps, "outer": outer}
 
 
+def in_turn(calls):
+    """The values of several functions with their arguments, in one start of the processes."""
+    return {name: function(*arguments) for name, (function, *arguments) in calls.items()}
+
+
+def spoil_a_worker(run):
+    """All weights of worker 1 are NaN after the fifth batch."""
+    model, optimizer, loader = prepared(run)
+    for _ in range(run.epochs):
+        for inputs, targets in loader:
+            step(model, optimizer, inputs, targets)
+            if loader.iteration == 5 and dist.get_rank() == 1:
+                for parameter in model.parameters():
+                    parameter.detach().fill_(float("nan"))
+    return {"weights": weights(model), "skipped": loader.engine.tracker.skipped}
+
+
+def settle_and_go_on(run, stop_after):
+    """As `train_and_resume`, but the same objects go on; also the weights there."""
+    model, optimizer, loader = prepared(run)
+    for _ in range(run.epochs):
+        for inputs, targets in loader:
+            step(model, optimizer, inputs, targets)
+            if loader.iteration == stop_after:
+                loader.settle()
+                settled = weights(model)
+    return {"weights": weights(model), "settled": settled}
+
+
+class Breaks(TensorDataset):
+    broken = False
+
+    def __getitem__(self, index):
+        assert not self.broken, "this dataset broke"
+        return super().__getitem__(index)
+
+
+def settle_after_the_data_broke(run, stop_after):
+    """Another batch is asked for after some, which ends their iteration, and cannot be read."""
+    dataset = Breaks(*data(run))
+    model, optimizer, loader = prepared(run, dataset=dataset)
+    with contextlib.suppress(AssertionError):
+        for inputs, targets in loader:
+            step(model, optimizer, inputs, targets)
+            dataset.broken = loader.iteration == stop_after
+    before = weights(model)
+    loader.settle()
+    return {"before": before, "after": weights(model), "broke": dataset.broken}
+
+
 def vector_of(worker, number, length):
     return torch.randn(length, generator=torch.Generator().manual_seed(100 * worker + number))
 
@@ -601,6 +651,36 @@ def train_locally_alone(run, positions_by_worker, period, outer=None):
                 _step_outer(models, shares, common, outer_optimizer)
             samples = [0] * len(models)
     return weights(models[0])
+
+
+def stream_alone(run, positions_by_worker, period, cut, alpha):
+    """Streaming DiLoCo in one process, with Nesterov's momentum written out; `cut` has the fragment of each tensor."""
+    models = [model_of(run) for _ in positions_by_worker]
+    optimizers = [optimizer_of(run, model) for model in models]
+    common = [parameter.detach().clone() for parameter in model_of(run).parameters()]
+    momenta = [torch.zeros_like(tensor) for tensor in common]
+    samples = np.zeros((len(models), max(cut) + 1))
+    inputs, targets = data(run)
+    for together in zip(*positions_by_worker, strict=True):
+        epoch, iteration, _, ends = together[0]
+        for worker, (_, _, positions, _) in enumerate(together):
+            part = epoch_order(run, epoch)[positions]
+            samples[worker] += len(part)
+            if len(part):
+                step(models[worker], optimizers[worker], inputs[part], targets[part])
+        for number, fragment in enumerate(cut):
+            if not ends and (iteration + 1) % period != fragment * period // (max(cut) + 1):
+                continue
+            mine = [list(model.parameters())[number].data for model in models]
+            change = sum(n * (common[number] - each) for n, each in zip(samples[:, fragment], mine, strict=True))
+            change /= samples[:, fragment].sum()
+            momenta[number] = 0.9 * momenta[number] + change
+            common[number] = common[number] - 0.7 * (change + 0.9 * momenta[number])
+            for each in mine:
+                each.copy_(common[number] if ends else alpha * each + (1 - alpha) * common[number])
+            if number + 1 == len(cut) or cut[number + 1] != fragment:
+                samples[:, fragment] = 0
+    return [weights(model) for model in models]
 
 
 def train_by_steps(run):

@@ -189,6 +189,14 @@ def diloco(
         Scheme | str, "The scheme whose sizes are used, as in `asp`; with `steps=speed`, `lb-bsp` by default."
     ] = "bsp",
     wire: Wire = "float32",
+    fragments: Annotated[
+        int,
+        "Parts of the model, cut between parameters, that are averaged at different iterations of a period: each"
+        " exchange has about this many times fewer bytes. 1 or more, and `period` at the most.",
+    ] = 1,
+    alpha: Annotated[
+        float, "The part of its own weights that a worker keeps at an exchange, from 0 to below 1; 0 at an epoch's end."
+    ] = 0.0,
     nonfinite: NonfiniteSum = "skip",
 ) -> Scheme:
     """DiLoCo: each worker trains alone for `period` iterations, then an outer optimizer steps along the mean change.
@@ -200,6 +208,7 @@ def diloco(
     Source: Douillard et al., arXiv 2311.08105, Algorithm 1. Parts: the sizes of `load`, a barrier, a period, an outer
     optimizer. The paper has equal workers; `load=lb-bsp` gives slower ones smaller batches, and `steps=speed` fewer
     steps (DyLU, Liu et al., arXiv 2401.09135, which counts them from the fastest worker; here their sum is constant).
+    Fragments and `alpha` are of Streaming DiLoCo (Douillard et al., arXiv 2501.18512).
 
     When to use it: communication is slow, and the models are large enough that momentum matters. When not: `local-sgd`
     averages Adam's moments too, which is closer to one process if the period is short.
@@ -207,7 +216,9 @@ def diloco(
     one_of("outer", outer, ("nesterov", "momentum", "sgd"))
     sizes = sizes_of("diloco", "lb-bsp" if steps == "speed" and load == "bsp" else load)
     momentum = 0.0 if outer == "sgd" else outer_momentum
-    rule = Outer(rate=outer_lr, momentum=momentum, nesterov=outer == "nesterov", wire=wire)
+    rule = Outer(
+        rate=outer_lr, momentum=momentum, nesterov=outer == "nesterov", wire=wire, fragments=fragments, alpha=alpha
+    )
     return Scheme(load=sizes.load, period=period, outer=rule, steps=steps, nonfinite=nonfinite)
 
 

@@ -119,6 +119,9 @@ class Outer:
         momentum: From 0 to below 1.
         nesterov: Whether the step looks ahead by its momentum, as Nesterov's does.
         wire: The format in which the differences travel.
+        fragments: The number of parts of the model, each with periods and momentum of its own.
+        alpha: The part of its own weights that a worker keeps of a fragment, from 0 to below 1; none where a period is
+            cut short, so that all workers then have the same.
 
     Raises:
         ConfigError: A number is out of range, or no such format is known.
@@ -128,6 +131,8 @@ class Outer:
     momentum: float = 0.9
     nesterov: bool = True
     wire: Wire = "float32"
+    fragments: int = 1
+    alpha: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < float("inf"):
@@ -135,6 +140,10 @@ class Outer:
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"an outer momentum of {self.momentum} is not possible: use a number from 0 to below 1")
         one_of("wire", self.wire, ("float32", "bf16", "int8"))
+        if self.fragments < 1:
+            raise ConfigError(f"a model cannot be cut into {self.fragments} fragments: use 1 or more")
+        if not 0 <= self.alpha < 1:
+            raise ConfigError(f"a worker cannot keep {self.alpha} of its own weights: use an alpha from 0 to below 1")
 
     @property
     def narrowing(self) -> float:
@@ -220,6 +229,16 @@ class Scheme:
                 "local_sgd takes a step on every batch, so there is nothing to accumulate: leave out micro_batch, or"
                 " use lb_bsp or dbs with it"
             )
+        if self.fragments > 1 and self.steps == "speed":
+            raise ConfigError(
+                "fragments meet between steps that all workers take, and steps=speed gives each its own number: leave"
+                " out one of them, or use load=lb-bsp"
+            )
+        if self.period is not None and self.fragments > self.period:
+            raise ConfigError(
+                f"{self.fragments} fragments cannot meet at different iterations of a period of {self.period}: use"
+                f" {self.period} or fewer"
+            )
         if self.exchange != "overlapped":
             raise ConfigError("local_sgd exchanges speeds with its averages: leave out exchange")
 
@@ -246,6 +265,11 @@ class Scheme:
     def period_in_iterations(self) -> int:
         """Iterations between two averages; with steps by speed all batches of a period are one iteration."""
         return 1 if self.period is None or self.steps == "speed" else self.period
+
+    @property
+    def fragments(self) -> int:
+        """The parts of the model that are averaged at different times."""
+        return 1 if self.outer is None else self.outer.fragments
 
     @property
     def batches_in_iteration(self) -> int:

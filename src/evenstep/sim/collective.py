@@ -1,13 +1,15 @@
 """Schemes without servers in virtual time: the steps of the runtime's collective and local engines, in their order."""
 
+from collections.abc import Callable
 from dataclasses import astuple, replace
 from typing import final
 
 import numpy as np
 import numpy.typing as npt
 
+from evenstep.core.fragments import due_fragments
 from evenstep.core.load.limits import SizeLimits
-from evenstep.core.samples import CostSharing, PerSample, ends_period
+from evenstep.core.samples import CostSharing, PerSample
 from evenstep.core.values import Basis, IntArray, Reports
 from evenstep.sim.log import Log
 from evenstep.sim.network import Network
@@ -65,6 +67,7 @@ class CollectiveRun:
         self._samples = np.zeros(count, dtype=np.int64)
         self._compute: _PerWorker = np.zeros(count)
         self._wait: _PerWorker = np.zeros(count)
+        self._comm = 0.0
         self._meetings = 0
 
     def finish(self) -> SimulatedRun:
@@ -78,11 +81,12 @@ class CollectiveRun:
         return self._result()
 
     def _run_epoch(self, iterations: int) -> None:
-        parts, period = self._parts(), self._scenario.scheme.period_in_iterations
+        parts, scheme = self._parts(), self._scenario.scheme
         while self._number < iterations and (part := parts.take()) is not None:
             self._compute_on(part)
-            if ends_period(part.share, period) or self._number == iterations:
-                self._meet(part)
+            due = due_fragments(part.share, scheme.period_in_iterations, scheme.fragments)
+            if due or self._number == iterations:
+                self._meet(part, scheme.fragments if self._number == iterations else len(due))
             # After the last slice of an epoch too, as the loader does.
             parts.replan()
 
@@ -128,17 +132,19 @@ class CollectiveRun:
         self._passes += 1
         self._number += 1
 
-    def _meet(self, part: IterationParts) -> None:
-        """All workers sum their gradients or average their models, and report their measurements."""
+    def _meet(self, part: IterationParts, fragments: int) -> None:
+        """All workers sum their gradients or average so many fragments of their models, and report."""
+        comm_seconds = self._comm_seconds(fragments)
         slowest = float(self._spent.max())
         waited = slowest - self._spent
         reports = self._report() if self._reports else None
         if self._log is not None and reports is not None:
-            self._write(part, reports, slowest)
+            self._write(part, reports, slowest, comm_seconds)
         self._compute += self._spent
         self._wait += waited
         self._samples += self._since_meeting
-        self._now += slowest + self._comm_seconds
+        self._now += slowest + comm_seconds
+        self._comm += comm_seconds
         self._meetings += 1
         if reports is not None:
             self._learn(part, reports)
@@ -162,13 +168,13 @@ class CollectiveRun:
         if part.share.loads is not None and self._scenario.scheme.micro_batch is None:
             self._per_sample.observe(part.share.sizes, part.share.loads.costs, reports.compute_microseconds)
 
-    def _write(self, part: IterationParts, reports: Reports, slowest: float) -> None:
+    def _write(self, part: IterationParts, reports: Reports, slowest: float, comm_seconds: float) -> None:
         assert self._log is not None
         longest = int(reports.compute_microseconds.max()) * self._passes / 1e6
         for worker, (samples, spent) in enumerate(zip(self._since_meeting.tolist(), self._spent.tolist(), strict=True)):
             row = reports.row(worker)
             compute = row[1] * self._passes / 1e6
-            synchronised = slowest - spent + self._comm_seconds
+            synchronised = slowest - spent + comm_seconds
             waited = min(longest - compute, synchronised)
             self._log.workers[worker].record(
                 IterationDone(
@@ -179,7 +185,7 @@ class CollectiveRun:
                     samples=samples,
                     cost=sum(part.amounts[worker]) if self._scenario.told_costs else None,
                     basis=self._basis,
-                    iteration_seconds=slowest + self._comm_seconds,
+                    iteration_seconds=slowest + comm_seconds,
                     input_seconds=0.0,
                     compute_seconds=compute,
                     wait_seconds=waited,
@@ -208,7 +214,7 @@ class CollectiveRun:
                     last_batch_size=int(self._planned[worker]),
                     compute_seconds=float(self._compute[worker]),
                     wait_seconds=float(self._wait[worker]),
-                    comm_seconds=self._meetings * self._comm_seconds,
+                    comm_seconds=self._comm,
                     present_seconds=self._now,
                 )
                 for worker in range(len(self._workers))
@@ -216,13 +222,15 @@ class CollectiveRun:
         )
 
 
-def _communication(scenario: Scenario) -> float:
-    """The seconds of an exchange after the last worker is ready."""
-    network = Network(scenario.cluster, message_bytes=scenario.message_bytes or 0)
-    outer = scenario.scheme.outer
+def _communication(scenario: Scenario) -> Callable[[int], float]:
+    """The seconds of an exchange of so many fragments, one by one, after the last worker is ready."""
+    scheme = scenario.scheme
+    network = Network(scenario.cluster, message_bytes=(scenario.message_bytes or 0) / scheme.fragments)
+    outer = scheme.outer
     if outer is None or outer.wire == "float32":
-        seconds = network.all_reduce_seconds(scenario.all_reduce) + scenario.exchange_seconds
+        seconds = network.all_reduce_seconds(scenario.all_reduce)
     else:
-        seconds = network.two_hops_seconds(outer.narrowing) + scenario.exchange_seconds
+        seconds = network.two_hops_seconds(outer.narrowing)
     # Speeds are exchanged meanwhile, or afterwards if blocking.
-    return seconds + (network.small_exchange_seconds() if scenario.scheme.exchange == "blocking" else 0.0)
+    besides = network.small_exchange_seconds() if scheme.exchange == "blocking" else 0.0
+    return lambda fragments: fragments * seconds + scenario.exchange_seconds + besides

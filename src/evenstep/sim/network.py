@@ -47,7 +47,7 @@ class Network:
         shard_bytes: The part of a message for each server, in bytes.
     """
 
-    def __init__(self, cluster: Cluster, *, message_bytes: int, servers: int = 1) -> None:
+    def __init__(self, cluster: Cluster, *, message_bytes: float, servers: int = 1) -> None:
         self._bytes = message_bytes
         self._slots = [_slot(worker, number) for number, worker in enumerate(cluster.workers)]
         self._links = [worker.link if worker.host is None else worker.host.link for worker in cluster.workers]

@@ -40,6 +40,11 @@ def require_trainable(request: RunRequest, workers: Workers, scheme: Scheme) -> 
             f"weights goes with schemes that sum gradients behind a barrier, and {scheme.name!r} is none: leave out"
             " weights, or use lb-bsp, dbs or bsp"
         )
+    tensors = sum(len(group["params"]) for each in request.optimizers for group in each.param_groups)
+    if scheme.fragments > tensors:
+        raise ConfigError(
+            f"{tensors} parameter tensors cannot be cut into {scheme.fragments} fragments: use {tensors} or fewer"
+        )
     if scheme.period is not None and request.comm_hook is not None:
         raise ConfigError(
             f"the scheme {scheme.name!r} sends no gradients for comm_hook to compress: leave out one of them"

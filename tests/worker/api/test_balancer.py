@@ -167,7 +167,10 @@ def balancer_of(all_gather=None, **given):
             "all_gather returned a row of 32 bytes for worker 0 where",
         ),
         ({"scheme": "local-sgd"}, "the scheme 'local-sgd' averages weights and not gradients: let the"),
-        ({"scheme": "diloco", "averages": True}, "the steps of 'diloco' run on PyTorch only: use local-sgd here"),
+        (
+            {"scheme": "diloco:fragments=2", "averages": True},
+            "the steps of 'diloco:fragments=2' run on PyTorch only: use local-sgd here",
+        ),
         ({"scheme": "lb-bsp:micro_batch=2"}, "a Balancer hands out whole shares: leave out micro_batch"),
         ({"scheme": "lbsp"}, "there is no scheme 'lbsp'"),
         (

@@ -12,7 +12,7 @@ from evenstep.core.samples.micro_batches import micro_batches
 from evenstep.core.samples.own import OwnShares, words_of
 from evenstep.core.samples.per_sample import PerSample
 from evenstep.core.samples.private import PrivateParts
-from evenstep.core.samples.share import WEIGHTINGS, Request, Share, Shares, by_samples, ends_period
+from evenstep.core.samples.share import WEIGHTINGS, Request, Share, Shares, by_samples
 from evenstep.core.samples.window import Window, whole_batches
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
     "Shares",
     "Window",
     "by_samples",
-    "ends_period",
     "micro_batches",
     "whole_batches",
     "words_of",

@@ -98,14 +98,6 @@ class Shares(Protocol):
         """
 
 
-def ends_period(share: Share, period: int) -> bool:
-    """True if an average follows this iteration: every `period`-th one of an epoch, and the epoch's last.
-
-    Counted within the epoch, so that a resumed run averages in the same iterations.
-    """
-    return (share.iteration + 1) % period == 0 or share.ends_epoch
-
-
 def by_samples(share: Share) -> float:
     """x_i / X: the sum over all workers is then the gradient of the union batch (LB-BSP, arXiv 1806.02508)."""
     sizes = share.sizes

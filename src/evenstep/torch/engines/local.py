@@ -2,7 +2,7 @@
 
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, final
 
 import numpy as np
@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from evenstep.core.activity import Doing
 from evenstep.core.errors import ConfigError, DisagreementError
-from evenstep.core.samples import Share, ends_period
+from evenstep.core.fragments import cut_into_fragments, due_fragments
+from evenstep.core.samples import Share
 from evenstep.core.workers import minority, name_workers
 from evenstep.schemes import Outer, Scheme
 from evenstep.tensors.messages import all_finite
@@ -32,10 +33,11 @@ _OUTER: Final = "outer_momentum"
 
 @final
 class LocalEngine(Engine):
-    """Workers step alone and average their models every `period` iterations.
+    """Workers step alone and average their models every `period` iterations, or fragments of them in turn.
 
-    All iterations between two averages count as one iteration for the tracker and in the event log. The average takes
-    place when the script asks for the next batch, after its optimizer has stepped.
+    All iterations between two averages count as one iteration for the tracker and in the event log, whatever fragment
+    is averaged, and sizes are decided after each. The average takes place when the script asks for the next batch,
+    after its optimizer has stepped.
     """
 
     def __init__(
@@ -50,7 +52,11 @@ class LocalEngine(Engine):
     ) -> None:
         super().__init__(workers, tracker, liveness)
         self._period, self._outer = scheme.period_in_iterations, scheme.outer
-        self._began: list[torch.Tensor] = []
+        self._fragments = scheme.fragments
+        self._alpha = 0.0 if self._outer is None else self._outer.alpha
+        # The model that all workers had in common when the period of each parameter began.
+        self._began: dict[torch.Tensor, torch.Tensor] = {}
+        self._apart = False
         self._narrow = None
         if self._outer is not None and self._outer.wire != "float32" and workers.device_group is not None:
             self._narrow = NarrowSum(self._outer.wire, workers.device_group)
@@ -58,7 +64,7 @@ class LocalEngine(Engine):
         self._models = models
         self._optimizers = optimizers
         self._exchange = ReportExchange(workers, tracker.meter)
-        self._units = 0.0
+        self._units = [0.0] * self._fragments
         self._count = 0.0
         self._weighed = False
         self._in_hand = False
@@ -79,7 +85,7 @@ class LocalEngine(Engine):
 
     def batch_ends(self) -> None:
         now = self.hand_outs.in_hand
-        if now is not None and not now.finished and self._ends_period(now.piece):
+        if now is not None and not now.finished and self._due(now.piece):
             raise ConfigError(
                 "the models are to be averaged after a batch whose backward has not run when the next one begins: run"
                 " the backward of a batch before the forward pass of the next"
@@ -87,32 +93,35 @@ class LocalEngine(Engine):
         self._end_iteration(meet=False)
 
     def _end_iteration(self, *, meet: bool) -> None:
-        """Finish the current iteration; average if `meet` is set or the period is over."""
+        """Finish the current iteration; average all if `meet` is set, or else the fragments whose period is over."""
         self.tracker.stopwatch.pause()
         now = self.tracker.iteration
+        due: tuple[int, ...] = ()
         if now is not None and self._in_hand:
             self._finish()
-            meet = meet or self._ends_period(now.piece)
-        if now is not None and meet:
+            due = self._due(now.piece)
+            meet = meet or (bool(due) and now.piece.ends_epoch)
+        if now is not None and (meet or due):
             with self.meeting(self.tracker.activity.waiting(now.number + 1)):
-                self._meet(now)
+                self._meet(now, range(self._fragments) if meet else due, settles=meet)
         self.tracker.enter_loader()
         self.tracker.learn()
 
-    def _ends_period(self, piece: Share) -> bool:
-        return piece.last and ends_period(piece, self._period)
+    def _due(self, piece: Share) -> tuple[int, ...]:
+        return due_fragments(piece, self._period, self._fragments) if piece.last else ()
 
     def _finish(self) -> None:
         """Count the current batch, and hold the worker if slowness is emulated."""
         self._in_hand = False
-        self._units += self._count
+        self._units = [units + self._count for units in self._units]
         self.tracker.batch_ends(self._began_at)
 
     def begin(self, batch: HandedOut) -> None:
         before, hold = self.tracker.iteration, self.tracker.hold
         goes_on = before is not None and before.paused is None
         if self._outer is not None and not goes_on:
-            self._began = [parameter.detach().clone() for parameter in _trained(self._optimizers)]
+            new = (each for each in _trained(self._optimizers) if each not in self._began)
+            self._began.update({parameter: parameter.detach().clone() for parameter in new})
         self._began_at = self.tracker.stopwatch.read() if goes_on and hold is not None else 0.0
         if hold is not None:
             hold.begin_iteration()
@@ -130,7 +139,8 @@ class LocalEngine(Engine):
     @property
     def unsettled(self) -> str | None:
         now = self.tracker.iteration
-        if self.workers.count == 1 or now is None or now.paused is not None:
+        alone = self.workers.count == 1 and self._outer is None
+        if alone or now is None or (now.paused is not None and not self._apart):
             return None
         return "each worker's weights are its own until the next average: call loader.settle() on all before saving"
 
@@ -158,54 +168,97 @@ class LocalEngine(Engine):
             with self.tracker.activity.waiting():
                 self._end_iteration(meet=False)
 
-    def _meet(self, now: Iteration) -> None:
-        """Average the models, and exchange the reports of all workers."""
-        now.paused = time.perf_counter()
+    def _meet(self, now: Iteration, due: Collection[int], *, settles: bool) -> None:
+        """Average these fragments, and exchange the reports of all workers; if it `settles`, all models are alike."""
+        reported, now.paused = now.paused is not None, time.perf_counter()
         averaged = self._optimizers if self._outer is None else ()
         named, counts = _averaged_tensors(self._models, averaged), _step_counts(averaged)
-        kinds = [(name, tuple(each.shape), each.dtype) for name, each in {**named, "counts": counts}.items()]
+        trained = _trained(self._optimizers)
+        cut = cut_into_fragments([each.nbytes for each in trained], self._fragments)
+        # What no optimizer steps, buffers for one, is in the first.
+        fragments = {each.data_ptr(): fragment for each, fragment in zip(trained, cut, strict=True)}
+        parts: dict[int, dict[str, torch.Tensor]] = {fragment: {} for fragment in due}
+        for name, tensor in named.items():
+            if (fragment := fragments.get(tensor.data_ptr(), 0)) in parts:
+                parts[fragment][name] = tensor
+        kinds = [
+            (name, tuple(each.shape), each.dtype)
+            for part in (*parts.values(), {"counts": counts})
+            for name, each in part.items()
+        ]
         finite = self._nonfinite is None or all_finite(named.values())
-        counted = self._units if finite else 0.0
-        # A row has integers only: the float travels as its bits.
-        extra = int(np.float64(counted).view(np.int64)), zlib.crc32(repr(kinds).encode())
+        counted = self._units if finite else [0.0] * self._fragments
+        # A row has integers only: the floats travel as their bits.
+        extra = zlib.crc32(repr(kinds).encode()), *np.array(counted).view(np.int64).tolist()
         self._exchange.start(self._exchange.row(now, weighed=self._weighed, extra=extra))
         table = self._exchange.wait()
         assert table is not None
-        units, digests = self._exchange.check(table).T
+        digests, *units = self._exchange.check(table).T
         odd = minority([str(each) for each in digests.tolist()])
         if odd:
             raise DisagreementError(
                 f"{name_workers(odd)} had other weights or optimizer state to average than the others: every worker"
                 " must step the same parameters before the first average"
             )
-        total, group = float(np.ascontiguousarray(units).view(np.float64).sum()), self.workers.device_group
+        totals = [float(np.ascontiguousarray(each).view(np.float64).sum()) for each in units]
         if self._nonfinite is not None and not finite:
-            self._nonfinite.skip(now, finite=bool(total))
-        if total and group is not None:
-            tensors = list(named.values())
-            if self._narrow is not None:
-                tensors = self._average_changes(tensors, counted / total, self._narrow)
-            _average(tensors, counted / total, group)
-            if len(counts) and self.workers.host_group is not None:
-                _agree_on_step_counts(averaged, counts, counted=counted > 0, group=self.workers.host_group)
-        if total and self._outer is not None:
-            _step_outer(self._outer, self._optimizers, self._began)
+            self._nonfinite.skip(now, finite=any(totals[fragment] for fragment in due))
+        kept = self._alpha if finite and not settles else 0.0
+        for fragment in range(self._fragments):
+            stepped = {number: each for number, each in enumerate(trained) if cut[number] == fragment}
+            if fragment in parts and totals[fragment]:
+                weight = counted[fragment] / totals[fragment]
+                self._average_part(fragment, list(parts[fragment].values()), stepped, weight, kept)
+            elif fragment in parts or not finite:  # A part that is not finite would spoil the others.
+                _begin_anew(stepped.values(), self._began)
+        if totals[0] and len(counts) and self.workers.host_group is not None:
+            _agree_on_step_counts(averaged, counts, counted=counted[0] > 0, group=self.workers.host_group)
         self.tracker.stopwatch.synchronised()
         now.synchronised_seconds = time.perf_counter() - now.paused
-        self._units, self._weighed = 0.0, False
+        if reported:
+            self.tracker.meter.received = None  # Sizes were decided from these reports before.
+        self._units = [0.0 if part in parts else units for part, units in enumerate(counted)]
+        self._weighed, self._apart = False, not settles and (self._fragments > 1 or self._alpha > 0)
 
     @torch.no_grad()
-    def _average_changes(self, tensors: Sequence[torch.Tensor], weight: float, narrow: NarrowSum) -> list[torch.Tensor]:
-        """Replace the trained parameters by where the mean of the workers' changes leads; returns the other tensors."""
+    def _average_part(
+        self,
+        fragment: int,
+        tensors: Sequence[torch.Tensor],
+        stepped: Mapping[int, torch.Tensor],
+        weight: float,
+        kept: float,
+    ) -> None:
+        """Average these tensors, and step on the parameters among them, of which this worker keeps a part as it is."""
+        own = [each.clone() for each in stepped.values()] if kept else []
+        if self.workers.device_group is not None:
+            if self._narrow is not None:
+                tensors = self._average_changes(fragment, tensors, list(stepped.values()), weight, self._narrow)
+            _average(tensors, weight, self.workers.device_group)
+        if self._outer is not None:
+            _step_outer(self._outer, self._optimizers[0], stepped, self._began)
+        for parameter, mine in zip(stepped.values(), own, strict=False):
+            self._began[parameter] = parameter.detach().clone()
+            parameter.lerp_(mine, kept)
+
+    def _average_changes(
+        self,
+        fragment: int,
+        tensors: Sequence[torch.Tensor],
+        stepped: Sequence[torch.Tensor],
+        weight: float,
+        narrow: NarrowSum,
+    ) -> list[torch.Tensor]:
+        """Replace these parameters by where the mean of the workers' changes leads; returns the other tensors."""
         trained, began = (
             [torch.view_as_real(each) if each.is_complex() else each for each in those]
-            for those in (_trained(self._optimizers), self._began)
+            for those in (stepped, [self._began.get(each, each) for each in stepped])
         )
         starts = iter(began)
         for number, chunk in enumerate(_chunks(trained)):
             pairs = list(zip(chunk, starts, strict=False))
             flat = torch.cat([(now - start).reshape(-1).float() for now, start in pairs])
-            mean = narrow.sum(number, flat.mul_(weight) if weight else flat.zero_())
+            mean = narrow.sum((fragment, number), flat.mul_(weight) if weight else flat.zero_())
             parts = torch.split(mean, [each.numel() for each in chunk])
             for (parameter, start), part in zip(pairs, parts, strict=True):
                 parameter.copy_(start + part.view_as(start))
@@ -219,21 +272,34 @@ def _trained(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def _step_outer(outer: Outer, optimizers: Sequence[torch.optim.Optimizer], began: Sequence[torch.Tensor]) -> None:
+def _step_outer(
+    outer: Outer,
+    optimizer: torch.optim.Optimizer,
+    stepped: Mapping[int, torch.Tensor],
+    began: dict[torch.Tensor, torch.Tensor],
+) -> None:
     """Step from where the period began, along the difference to the average, which the parameters hold now.
 
     DiLoCo, arXiv 2311.08105, Algorithm 1, with the momentum of `torch.optim.SGD`. The momentum is kept in the state of
     the first inner optimizer, so that it is saved and loaded with it; it is the same on all workers.
     """
-    states: dict[Any, Any] = optimizers[0].state
+    states: dict[Any, Any] = optimizer.state
     kept = states.setdefault(_OUTER, {})
-    for number, (parameter, start) in enumerate(zip(_trained(optimizers), began, strict=True)):
+    for number, parameter in stepped.items():
+        start = began.pop(parameter, parameter)
         step = change = start - parameter
         if outer.momentum:
             momentum = kept.get(str(number), torch.zeros_like(change)).to(change.device)
             kept[str(number)] = momentum.mul_(outer.momentum).add_(change)
             step = change.add(momentum, alpha=outer.momentum) if outer.nesterov else momentum
         parameter.copy_(start.sub(step, alpha=outer.rate))
+
+
+@torch.no_grad()
+def _begin_anew(parameters: Iterable[torch.Tensor], began: dict[torch.Tensor, torch.Tensor]) -> None:
+    """Set the parameters to where their period began, if that is known."""
+    for parameter in parameters:
+        parameter.copy_(began.pop(parameter, parameter))
 
 
 def _averaged_tensors(

@@ -1,5 +1,6 @@
 """A sum over workers that travels in a narrow format."""
 
+from collections.abc import Hashable
 from typing import final
 
 import torch
@@ -19,10 +20,10 @@ class NarrowSum:
 
     def __init__(self, wire: Wire, group: dist.ProcessGroup) -> None:
         self._wire, self._group = wire, group
-        self._left: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._left: dict[Hashable, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def sum(self, number: int, vector: torch.Tensor) -> torch.Tensor:
-        """The sum of the workers' vectors of this number: float32, and the same to the bit on all workers.
+    def sum(self, key: Hashable, vector: torch.Tensor) -> torch.Tensor:
+        """The sum of the workers' vectors of this key: float32, and the same to the bit on all workers.
 
         Raises:
             RuntimeError: A collective failed.
@@ -30,7 +31,7 @@ class NarrowSum:
         count, wire = self._group.size(), self._wire
         part = -(-len(vector) // (count * WIRE_BLOCK)) * WIRE_BLOCK
         given = torch.nn.functional.pad(vector, (0, count * part - len(vector)))
-        before = self._left.get(number)
+        before = self._left.get(key)
         if before is not None:
             given += before[0]
         sent = torch.stack([pack(each, wire) for each in torch.split(given, part)])
@@ -43,5 +44,5 @@ class NarrowSum:
         sums = [torch.empty_like(packed) for _ in range(count)]
         dist.all_gather(sums, packed, group=self._group)
         kept = given.sub_(torch.cat([unpack(each, wire) for each in sent])), total.sub_(unpack(packed, wire))
-        self._left[number] = kept
+        self._left[key] = kept
         return torch.cat([unpack(each, wire) for each in sums])[: len(vector)]

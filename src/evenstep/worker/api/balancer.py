@@ -11,7 +11,8 @@ import numpy as np
 
 from evenstep.core.activity import Doing
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples import WEIGHTINGS, Ledger, Shares, ends_period
+from evenstep.core.fragments import due_fragments
+from evenstep.core.samples import WEIGHTINGS, Ledger, Shares
 from evenstep.core.samples import Share as Part
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.schemes import Scheme
@@ -212,7 +213,7 @@ class Balancer(Loop):
         else:
             tracker.batch_ends(self._began_at)
             self._since_average += now.share.sizes
-            if not ends_period(now.share, self._period):
+            if not due_fragments(now.share, self._period):
                 return
             self._since_average[:] = 0
             now.paused = tracker.clock()
@@ -254,7 +255,7 @@ class Balancer(Loop):
         return self._weigh(part) if self._period is None else float(part.samples > 0)
 
     def _average_of(self, part: Part) -> float | None:
-        if self._period is None or not ends_period(part, self._period):
+        if self._period is None or not due_fragments(part, self._period):
             return None
         samples = self._since_average + part.sizes
         return float(samples[self._worker.rank] / samples.sum())

@@ -1,0 +1,35 @@
+"""Fragments: the parts of a model that workers average at different times, so that each meeting has fewer bytes."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from evenstep.core.samples.share import Share
+
+
+def due_fragments(share: Share, period: int, fragments: int = 1) -> tuple[int, ...]:
+    """The fragments that are averaged after this iteration.
+
+    Each is at every `period`-th iteration of an epoch, fragment f of F shifted by floor(f period / F), and all are at
+    its end (Streaming DiLoCo, arXiv 2501.18512). Counted within the epoch, so that a resumed run averages alike.
+    """
+    place = share.iteration + 1
+    return tuple(f for f in range(fragments) if share.ends_epoch or (place - f * period // fragments) % period == 0)
+
+
+def cut_into_fragments(sizes: Sequence[int], fragments: int) -> list[int]:
+    """The fragment, 0 to `fragments` - 1, of each tensor by the tensors' sizes in bytes.
+
+    Neighbours stay together. A tensor is in the fragment that would hold its middle if all had equally many bytes,
+    unless one would then be empty; there must be as many tensors as fragments.
+
+    >>> cut_into_fragments([4, 4, 4, 4, 8], 2)
+    [0, 0, 0, 1, 1]
+    >>> cut_into_fragments([90, 1, 1], 3)
+    [0, 1, 2]
+    """
+    found: list[int] = []
+    total, spare = sum(sizes) or 1, fragments - len(sizes)
+    for number, (size, end) in enumerate(zip(sizes, accumulate(sizes), strict=True)):
+        middle = (2 * end - size) * fragments // (2 * total)
+        found.append(max(spare + number, min(middle, fragments - 1, found[-1] + 1 if found else 0)))
+    return found
