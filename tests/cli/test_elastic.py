@@ -12,7 +12,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.report.summary import summarise
 
 SCRIPT = """
-import os, pathlib, signal, time
+import os, pathlib, signal, sys, time
 import torch
 import evenstep
 
@@ -35,7 +35,7 @@ for epoch in range(loader.epoch, 1):
             os.kill(os.getpid(), signal.SIGKILL)
         optimizer.step()
         steps += 1
-print("finished", os.environ["RANK"], loader.session.step)
+sys.stdout.write(f"finished {os.environ['RANK']} {loader.session.step}\\n")
 """
 
 
