@@ -634,15 +634,9 @@ def train_locally_alone(run, positions_by_worker, period, outer=None):
     common = list(model_of(run).parameters())
     outer_optimizer = None if outer is None else torch.optim.SGD(common, **outer)
     optimizers = [optimizer_of(run, model) for model in models]
-    inputs, targets = data(run)
     samples = [0] * len(models)
-    for together in zip(*positions_by_worker, strict=True):
-        epoch, iteration, _, ends = together[0]
-        for worker, (_, _, positions, _) in enumerate(together):
-            part = epoch_order(run, epoch)[positions]
-            samples[worker] += len(part)
-            if len(part):
-                step(models[worker], optimizers[worker], inputs[part], targets[part])
+    for iteration, ends, counts in _stepped_alone(run, positions_by_worker, models, optimizers):
+        samples = [before + count for before, count in zip(samples, counts, strict=True)]
         if (iteration + 1) % period == 0 or ends:
             shares = [count / sum(samples) for count in samples]
             if outer_optimizer is None:
@@ -653,21 +647,27 @@ def train_locally_alone(run, positions_by_worker, period, outer=None):
     return weights(models[0])
 
 
-def stream_alone(run, positions_by_worker, period, cut, alpha):
-    """Streaming DiLoCo in one process, with Nesterov's momentum written out; `cut` has the fragment of each tensor."""
-    models = [model_of(run) for _ in positions_by_worker]
-    optimizers = [optimizer_of(run, model) for model in models]
-    common = [parameter.detach().clone() for parameter in model_of(run).parameters()]
-    momenta = [torch.zeros_like(tensor) for tensor in common]
-    samples = np.zeros((len(models), max(cut) + 1))
+def _stepped_alone(run, positions_by_worker, models, optimizers):
+    """After a step of each worker: the iteration, whether its epoch ends, and the samples of each worker."""
     inputs, targets = data(run)
     for together in zip(*positions_by_worker, strict=True):
         epoch, iteration, _, ends = together[0]
-        for worker, (_, _, positions, _) in enumerate(together):
-            part = epoch_order(run, epoch)[positions]
-            samples[worker] += len(part)
+        parts = [epoch_order(run, epoch)[positions] for _, _, positions, _ in together]
+        for model, optimizer, part in zip(models, optimizers, parts, strict=True):
             if len(part):
-                step(models[worker], optimizers[worker], inputs[part], targets[part])
+                step(model, optimizer, inputs[part], targets[part])
+        yield iteration, ends, [len(part) for part in parts]
+
+
+def stream_alone(run, positions_by_worker, period, cut, alpha):
+    """Streaming DiLoCo in one process, with Nesterov's momentum written out; `cut` has the fragment of each tensor."""
+    models = [model_of(run) for _ in positions_by_worker]
+    common = [parameter.detach().clone() for parameter in model_of(run).parameters()]
+    momenta = [torch.zeros_like(tensor) for tensor in common]
+    samples = np.zeros((len(models), max(cut) + 1))
+    optimizers = [optimizer_of(run, model) for model in models]
+    for iteration, ends, counts in _stepped_alone(run, positions_by_worker, models, optimizers):
+        samples += np.array(counts)[:, None]
         for number, fragment in enumerate(cut):
             if not ends and (iteration + 1) % period != fragment * period // (max(cut) + 1):
                 continue

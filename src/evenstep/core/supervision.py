@@ -18,7 +18,7 @@ _LEFT: Final = "left in the middle of an epoch"
 _VANISHED: Final = "ended with exit code 0 in the middle of an epoch"
 _LEFT_OVER: Final = "left over"
 _FRUITLESS: Final = 3
-_MOST_WAITS: Final = 5  # Times the timeout that a replica waits for others; its own end comes after six.
+_MOST_WAITS: Final = 5  # Timeouts that a replica waits before those that block it are ended; after six it gives up.
 
 
 @final

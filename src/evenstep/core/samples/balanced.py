@@ -99,19 +99,18 @@ def _deal(costs: IntArray, largest_first: IntArray, dealt: IntArray, targets: li
         np.add.at(loads, given, costs[chosen])
 
     while len(free):
-        wanted, half = goals - loads, free[: len(free) // 2]
-        if len(half) <= workers:
-            half = free
-        elif not (large := int((costs[free] * _SMALL > wanted.min()).sum())):
-            given = consecutive(costs[half], wanted)
-            if (counts + np.bincount(given, minlength=workers) <= upper).all():
-                take(half, given)
-                free = free[len(half) :]
-                continue
+        wanted, part, given = goals - loads, free[: len(free) // 2], None
+        large = int((costs[free] * _SMALL > wanted.min()).sum())
+        if len(part) <= workers:
+            part = free
+        elif large:
+            part = free[: max(large, len(free) // _ROUNDS)]
         else:
-            half = free[: max(large, len(free) // _ROUNDS)]
-        take(half, _one_by_one(costs[half] * workers, -wanted, upper - counts))
-        free = free[len(half) :]
+            given = consecutive(costs[part], wanted)
+        if given is None or (counts + np.bincount(given, minlength=workers) > upper).any():
+            given = _one_by_one(costs[part] * workers, -wanted, upper - counts)
+        take(part, given)
+        free = free[len(part) :]
 
 
 def consecutive(costs: IntArray, wanted: IntArray) -> IntArray:
