@@ -73,10 +73,14 @@ SLIGHTLY = (0.001, 0.001, 0.0015)
     ("scheme", "rest"),
     [
         ("bsp", ", and waiting for it takes 20% of all workers' time; lb-bsp would give it smaller batches."),
-        (
-            "local-sgd",
-            ", and waiting for it takes 20% of all workers' time; load=lb-bsp would give it smaller batches.",
+        *(
+            (
+                scheme,
+                ", and waiting for it takes 20% of all workers' time; load=lb-bsp would give it smaller batches.",
+            )
+            for scheme in ("local-sgd", "diloco:period=20")
         ),
+        ("diloco:steps=speed", " and gets 12 of 36 samples; waiting for it takes 20% of all workers' time."),
         ("local-sgd:load=lb-bsp", " and gets 12 of 36 samples; waiting for it takes 20% of all workers' time."),
         ("lb-bsp", " and gets 12 of 36 samples; waiting for it takes 20% of all workers' time."),
     ],

@@ -35,6 +35,7 @@ _MAIN: Final = 0.2
 """The least share of the waiting for which a worker is named as its cause."""
 _COMMUNICATION: Final = 0.25
 """The least share of the workers' time for which communication is called the cause."""
+_LOCAL: Final = ("local-sgd", "diloco")
 _FEW_SAMPLES: Final = 4
 """Batches of at most this many samples are hardly divided by speed."""
 _MAX_SIZES: Final = 8
@@ -140,9 +141,10 @@ def _verdict(account: Account, measured: Account, workers: Sequence[int], scheme
     cost, waiting, cause = float(blame[index, part]), float(blame.sum()), OWN[part]
     communication = account.communication_share
     if communication >= _COMMUNICATION and communication > cost and account.seconds >= _LONG_SECONDS:
+        less = "Larger batches, or a longer period," if scheme.startswith(_LOCAL) else "Larger batches, or local-sgd,"
         text = (
             f"Communication takes {communication:.0%} of all workers' time, on all alike; waiting for each other takes"
-            f" {waiting:.0%}. Larger batches{'' if account.elastic else ', or local-sgd,'} communicate less often."
+            f" {waiting:.0%}. {'Larger batches' if account.elastic else less} communicate less often."
             f"{_accumulation(account, scheme)}"
         )
         return Verdict(cause=Part.COMMUNICATION, cost=communication, text=text)
@@ -174,10 +176,10 @@ def _slow(account: Account, workers: Sequence[int], scheme: str, index: int, cos
     waits = f"waiting for it takes {cost:.0%} of all workers' time"
     if account.uneven:
         text = f"{_gained(account.speed_up)}: w{who} and {gets}; {_waiting(account)}."
-    elif any(name in scheme for name in ("lb-bsp", "dbs")):  # These already give it less.
+    elif any(name in scheme for name in ("lb-bsp", "dbs", "steps=speed")):  # These already give it less.
         text = f"W{who} and {gets}; {waits}."
     else:
-        load = "load=lb-bsp" if scheme.startswith("local-sgd") else "lb-bsp"
+        load = "load=lb-bsp" if scheme.startswith(_LOCAL) else "lb-bsp"
         text = f"W{who}, and {waits}; {load} would give it smaller batches."
     if not account.uneven:
         text += _accumulation(account, scheme)

@@ -1,0 +1,148 @@
+"""Local steps on unequal workers over a slow cable: time to a loss, final loss and bytes, beside torchft's DiLoCo.
+
+Two network namespaces are the hosts, with a cable of 20 Mbit/s between them (token bucket filters) and two workers on
+each, which are 1, 1, 2 and 4 times as slow as the first. All train the same small transformer on the same number of
+samples, with the same inner optimizer. The cable is as slow for this model as one of 500 Mbit/s is for ten million
+parameters. `turns` has equal workers, of which one is 4 times as slow in every other 10 s.
+"""
+
+import itertools
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from harness import record
+from harness.hosts import two_hosts
+
+SCRIPT = Path(__file__).parent / "harness/local_steps_worker.py"
+PERIOD, BATCH, STEPS, RATE = 10, 8, 200, 2e-3
+PER_SAMPLE, MEGABITS, PORT = 0.012, 20, 29500
+LOCAL = {
+    "torchft": "torchft",
+    "diloco": f"diloco:period={PERIOD}",
+    "diloco, load=lb-bsp": f"diloco:period={PERIOD},load=lb-bsp",
+    "diloco, steps=speed": f"diloco:period={PERIOD},steps=speed",
+    "diloco, steps=speed, int8": f"diloco:period={PERIOD},steps=speed,wire=int8",
+    "asp": f"asp:period={PERIOD}",
+}
+WHOLE = {"bsp": "bsp", "lb-bsp": "lb-bsp"}
+TURNS = {name: LOCAL[name] for name in ("diloco", "asp")}
+CASES = {
+    "speeds 1:1:2:4": (WHOLE | LOCAL, "1:1:2:4"),
+    "turns": (TURNS, "1:1:1:4/10"),
+}
+WORKERS = 4
+_SECRET = secrets.token_hex(32)
+
+
+def main():
+    parser = record.arguments(__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    seeds, steps = (1, 20) if options.quick else (options.seeds, STEPS)
+    raw = {case: {name: [] for name in schemes} for case, (schemes, _) in CASES.items()}
+    for number, (case, (schemes, slowness)) in itertools.product(range(seeds), CASES.items()):
+        for name in reversed(schemes) if number % 2 else schemes:
+            found = _run(schemes[name], slowness, steps, options.seed + number)
+            raw[case][name].append(found)
+            record.console.print(
+                f"  {number + 1}/{seeds} {case}, {name}: {found['seconds']:.1f} s, loss {found['curve'][-1][1]:.4f}"
+            )
+    done = record.publish(
+        "local_steps",
+        "Local steps on unequal workers over a slow cable",
+        options,
+        config={
+            "seeds": seeds, "steps": steps, "period": PERIOD, "batch": BATCH, "rate": RATE, "megabits": MEGABITS,
+            "seconds_per_sample": PER_SAMPLE, "cases": CASES,
+        },
+        figures=list(_figures(raw)),
+        raw=raw,
+    )  # fmt: skip
+    return 0 if done else 1
+
+
+def _run(contestant, slowness, steps, seed):
+    """What rank 0 tells of a run; `steps` is how many batches each worker has at equal speeds."""
+    with tempfile.TemporaryDirectory() as folder, two_hosts(MEGABITS) as hosts:
+        words = [
+            str(SCRIPT),
+            contestant,
+            "--out",
+            folder,
+            "--seed",
+            str(seed),
+            "--samples",
+            str(steps * WORKERS * BATCH),
+        ]
+        words += ["--batch", str(BATCH), "--period", str(PERIOD), "--rate", str(RATE), "--seconds", str(PER_SAMPLE)]
+        words += ["--slowness", slowness]
+        started = [_start(hosts, node, words) for node in range(len(hosts))]
+        try:
+            for each in started:
+                if each.wait(1200):
+                    raise RuntimeError(f"{contestant} ended with {each.returncode}")
+        finally:
+            for each in started:
+                each.kill()
+                each.wait()
+        return json.loads((Path(folder) / "0.json").read_text())
+
+
+def _start(hosts, node, words):
+    launcher = ["-m", "torch.distributed.run", "--nnodes", str(len(hosts)), "--node-rank", str(node)]
+    launcher += ["--nproc-per-node", str(WORKERS // len(hosts)), "--master-addr", hosts[0].address]
+    environment = os.environ | {
+        "EVENSTEP_SECRET": _SECRET, "GLOO_SOCKET_IFNAME": hosts[node].interface, "HOST_ADDRESS": hosts[node].address,
+        "OMP_NUM_THREADS": "1", "RUST_LOG": "error", "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }  # fmt: skip
+    command = hosts[node].command(sys.executable, *launcher, "--master-port", str(PORT), *words)
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+
+
+def _figures(raw):
+    for case, found in raw.items():
+        for name, runs in found.items():
+            yield record.figure(f"{case}: {name}, the run", [each["seconds"] for each in runs], unit="s")
+            yield record.figure(f"{case}: {name}, final loss", [_loss(each) for each in runs])
+    speeds = raw["speeds 1:1:2:4"]
+    for base, goal, names in (
+        ("torchft", "<= 0.5", ("diloco, steps=speed", "asp")),
+        ("lb-bsp", "<= 0.2", ("diloco, steps=speed", "asp")),
+        ("torchft", None, ("diloco", "diloco, load=lb-bsp")),
+    ):
+        for name in names:
+            times = [_seconds_to_the_same(*pair) for pair in zip(speeds[name], speeds[base], strict=True)]
+            yield record.figure(f"{name}: time to a loss, of {base}'s", times, goal=goal)
+    for name, runs in speeds.items():
+        if name != "bsp":
+            pairs = list(zip(runs, speeds["bsp"], strict=True))
+            yield record.figure(
+                f"{name}: final loss, of bsp's", [_loss(a) / _loss(b) for a, b in pairs],
+                goal="<= 1.01" if name in LOCAL else None,
+            )  # fmt: skip
+            yield record.figure(f"{name}: bytes sent, of bsp's / H", [PERIOD * a["sent"] / b["sent"] for a, b in pairs],
+                goal={"diloco, steps=speed, int8": "<= 0.275", "lb-bsp": None}.get(name, "<= 1.1"),
+            )  # fmt: skip
+    times = [_seconds_to_the_same(*pair) for pair in zip(raw["turns"]["asp"], raw["turns"]["diloco"], strict=True)]
+    yield record.figure("turns: asp's time to a loss, of diloco's", times, goal="<= 1")
+
+
+def _loss(run):
+    return run["curve"][-1][1]
+
+
+def _seconds_to_the_same(one, other):
+    """How many times as long `one` takes as `other` to the loss that both have reached: the worse of the two best."""
+    target = max(min(loss for _, loss in run["curve"]) for run in (one, other))
+    first, second = (next(at for at, loss in run["curve"] if loss <= target) for run in (one, other))
+    return first / second
+
+
+if __name__ == "__main__":
+    sys.exit(main())
