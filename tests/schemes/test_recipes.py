@@ -55,7 +55,7 @@ PARAMETERS = {
     ],
     "diloco": [
         {"outer": "momentum", "outer_lr": 0.5, "outer_momentum": 0.8, "wire": "bf16", "nonfinite": "refuse"},
-        *({"steps": "speed"}, {"fragments": 4, "alpha": 0.5}),
+        *({"steps": "speed"}, {"fragments": 4, "alpha": 0.5, "delay": 2}),
         *({**period, "load": load} for period, load in product(({}, {"period": 3}), LOADS)),
     ],
     "asp": [{}, *SERVED],
@@ -103,6 +103,7 @@ STRINGS = [
     "diloco:period=8,outer=sgd,outer_lr=1,steps=speed,wire=int8",
     "diloco:load=lb-bsp:predictor=ema;minimum=4",
     "diloco:fragments=4,alpha=0.5",
+    "diloco:period=8,delay=5",
     "asp",
     "asp:rate=raw,clip=0.5,nonfinite=refuse,exchange=overlapped,servers=2",
     "ssp",

@@ -166,3 +166,12 @@ def test_fragments_send_as_many_bytes_in_smaller_exchanges(devices, run, wire):
         assert whole[0] == pytest.approx(0.080)
     # At iterations 2, 4 to 20, and all four at the end.
     assert parts == pytest.approx([whole[0] / 4] * 10 + [whole[0]])
+
+
+def test_a_delay_hides_an_exchange_behind_as_many_iterations(devices, run):
+    lan = '[links.lan]\nbandwidth = "8 Mbit/s"\nlatency = "0 s"\n'
+    cluster = devices(1, 1, more=lan, worker='link = "lan"')
+    _, kept, _ = run(cluster, "diloco:period=8,delay=3", iterations=22, message_bytes=80_000, logged=True)
+    # 80 ms, of which three iterations hide 48; at the end what left one iteration ago comes first.
+    expected = [0.032, 0.032, 0.064 + 0.080]
+    assert [event.comm_seconds for event in kept[0].events if event.kind == "iteration"] == pytest.approx(expected)

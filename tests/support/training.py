@@ -659,27 +659,39 @@ def _stepped_alone(run, positions_by_worker, models, optimizers):
         yield iteration, ends, [len(part) for part in parts]
 
 
-def stream_alone(run, positions_by_worker, period, cut, alpha):
+def stream_alone(run, positions_by_worker, period, cut, alpha, delay=0):
     """Streaming DiLoCo in one process, with Nesterov's momentum written out; `cut` has the fragment of each tensor."""
     models = [model_of(run) for _ in positions_by_worker]
     common = [parameter.detach().clone() for parameter in model_of(run).parameters()]
     momenta = [torch.zeros_like(tensor) for tensor in common]
     samples = np.zeros((len(models), max(cut) + 1))
+    changes, sent = {}, {}
     optimizers = [optimizer_of(run, model) for model in models]
     for iteration, ends, counts in _stepped_alone(run, positions_by_worker, models, optimizers):
         samples += np.array(counts)[:, None]
         for number, fragment in enumerate(cut):
-            if not ends and (iteration + 1) % period != fragment * period // (max(cut) + 1):
-                continue
             mine = [list(model.parameters())[number].data for model in models]
-            change = sum(n * (common[number] - each) for n, each in zip(samples[:, fragment], mine, strict=True))
-            change /= samples[:, fragment].sum()
+            place, last = fragment * period // (max(cut) + 1), number + 1 == len(cut) or cut[number + 1] != fragment
+            if ends and fragment in sent:  # What is under way at the end of an epoch is not used.
+                samples[:, fragment] += sent[fragment]
+                del sent[fragment]
+            if ends or (iteration + 1 + delay) % period == place:
+                counted = samples[:, fragment]
+                change = sum(n * (common[number] - each) for n, each in zip(counted, mine, strict=True))
+                changes[number] = change / counted.sum()
+                if last:
+                    sent[fragment] = counted.copy()
+                    samples[:, fragment] = 0
+            if ends or ((iteration + 1) % period == place and number in changes):
+                change = changes.pop(number)
+            else:
+                continue
+            if last:
+                del sent[fragment]
             momenta[number] = 0.9 * momenta[number] + change
             common[number] = common[number] - 0.7 * (change + 0.9 * momenta[number])
             for each in mine:
                 each.copy_(common[number] if ends else alpha * each + (1 - alpha) * common[number])
-            if number + 1 == len(cut) or cut[number + 1] != fragment:
-                samples[:, fragment] = 0
     return [weights(model) for model in models]
 
 

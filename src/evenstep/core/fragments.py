@@ -12,8 +12,20 @@ def due_fragments(share: Share, period: int, fragments: int = 1) -> tuple[int, .
     Each is at every `period`-th iteration of an epoch, fragment f of F shifted by floor(f period / F), and all are at
     its end (Streaming DiLoCo, arXiv 2501.18512). Counted within the epoch, so that a resumed run averages alike.
     """
-    place = share.iteration + 1
-    return tuple(f for f in range(fragments) if share.ends_epoch or (place - f * period // fragments) % period == 0)
+    return tuple(range(fragments)) if share.ends_epoch else _meeting(share.iteration, period, fragments)
+
+
+def leaving_fragments(share: Share, period: int, fragments: int = 1, delay: int = 0) -> tuple[int, ...]:
+    """The fragments whose exchange begins after this iteration, `delay` iterations before they are averaged.
+
+    None if it only begins when they are averaged, and at the end of an epoch. If the epoch ends before, it was for
+    nothing.
+    """
+    return _meeting(share.iteration + delay, period, fragments) if delay and not share.ends_epoch else ()
+
+
+def _meeting(iteration: int, period: int, fragments: int) -> tuple[int, ...]:
+    return tuple(f for f in range(fragments) if (iteration + 1 - f * period // fragments) % period == 0)
 
 
 def cut_into_fragments(sizes: Sequence[int], fragments: int) -> list[int]:

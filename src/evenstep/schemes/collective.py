@@ -197,6 +197,9 @@ def diloco(
     alpha: Annotated[
         float, "The part of its own weights that a worker keeps at an exchange, from 0 to below 1; 0 at an epoch's end."
     ] = 0.0,
+    delay: Annotated[
+        int, "Iterations for which workers compute on while their changes travel; below `period` / `fragments`."
+    ] = 0,
     nonfinite: NonfiniteSum = "skip",
 ) -> Scheme:
     """DiLoCo: each worker trains alone for `period` iterations, then an outer optimizer steps along the mean change.
@@ -208,7 +211,7 @@ def diloco(
     Source: Douillard et al., arXiv 2311.08105, Algorithm 1. Parts: the sizes of `load`, a barrier, a period, an outer
     optimizer. The paper has equal workers; `load=lb-bsp` gives slower ones smaller batches, and `steps=speed` fewer
     steps (DyLU, Liu et al., arXiv 2401.09135, which counts them from the fastest worker; here their sum is constant).
-    Fragments and `alpha` are of Streaming DiLoCo (Douillard et al., arXiv 2501.18512).
+    Fragments, `alpha` and `delay` are of Streaming DiLoCo (Douillard et al., arXiv 2501.18512).
 
     When to use it: communication is slow, and the models are large enough that momentum matters. When not: `local-sgd`
     averages Adam's moments too, which is closer to one process if the period is short.
@@ -217,7 +220,13 @@ def diloco(
     sizes = sizes_of("diloco", "lb-bsp" if steps == "speed" and load == "bsp" else load)
     momentum = 0.0 if outer == "sgd" else outer_momentum
     rule = Outer(
-        rate=outer_lr, momentum=momentum, nesterov=outer == "nesterov", wire=wire, fragments=fragments, alpha=alpha
+        rate=outer_lr,
+        momentum=momentum,
+        nesterov=outer == "nesterov",
+        wire=wire,
+        fragments=fragments,
+        alpha=alpha,
+        delay=delay,
     )
     return Scheme(load=sizes.load, period=period, outer=rule, steps=steps, nonfinite=nonfinite)
 

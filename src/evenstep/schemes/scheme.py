@@ -122,6 +122,7 @@ class Outer:
         fragments: The number of parts of the model, each with periods and momentum of its own.
         alpha: The part of its own weights that a worker keeps of a fragment, from 0 to below 1; none where a period is
             cut short, so that all workers then have the same.
+        delay: For so many iterations the workers compute on while differences travel; 0: they wait.
 
     Raises:
         ConfigError: A number is out of range, or no such format is known.
@@ -133,6 +134,7 @@ class Outer:
     wire: Wire = "float32"
     fragments: int = 1
     alpha: float = 0.0
+    delay: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < float("inf"):
@@ -144,6 +146,10 @@ class Outer:
             raise ConfigError(f"a model cannot be cut into {self.fragments} fragments: use 1 or more")
         if not 0 <= self.alpha < 1:
             raise ConfigError(f"a worker cannot keep {self.alpha} of its own weights: use an alpha from 0 to below 1")
+        if self.delay < 0:
+            raise ConfigError(f"an exchange cannot take {self.delay} iterations: use a delay of 0 or more")
+        if self.delay and self.wire != "float32":
+            raise ConfigError("a narrow wire has two hops, which workers wait for: leave out delay, or wire")
 
     @property
     def narrowing(self) -> float:
@@ -229,15 +235,20 @@ class Scheme:
                 "local_sgd takes a step on every batch, so there is nothing to accumulate: leave out micro_batch, or"
                 " use lb_bsp or dbs with it"
             )
-        if self.fragments > 1 and self.steps == "speed":
+        if (self.fragments > 1 or self.delay) and self.steps == "speed":
             raise ConfigError(
-                "fragments meet between steps that all workers take, and steps=speed gives each its own number: leave"
-                " out one of them, or use load=lb-bsp"
+                "fragments meet, and differences arrive, between steps that all workers take, and steps=speed gives"
+                " each its own number: leave out one of them, or use load=lb-bsp"
             )
         if self.period is not None and self.fragments > self.period:
             raise ConfigError(
                 f"{self.fragments} fragments cannot meet at different iterations of a period of {self.period}: use"
                 f" {self.period} or fewer"
+            )
+        if self.period is not None and self.delay >= self.period // self.fragments:
+            raise ConfigError(
+                f"a delay of {self.delay} lasts until the next exchange, which comes {self.period // self.fragments}"
+                " iterations after the last: use a smaller delay or a longer period"
             )
         if self.exchange != "overlapped":
             raise ConfigError("local_sgd exchanges speeds with its averages: leave out exchange")
@@ -270,6 +281,11 @@ class Scheme:
     def fragments(self) -> int:
         """The parts of the model that are averaged at different times."""
         return 1 if self.outer is None else self.outer.fragments
+
+    @property
+    def delay(self) -> int:
+        """The iterations that workers compute on while an exchange of a period is under way."""
+        return 0 if self.outer is None else self.outer.delay
 
     @property
     def batches_in_iteration(self) -> int:

@@ -7,7 +7,7 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
-from evenstep.core.fragments import due_fragments
+from evenstep.core.fragments import due_fragments, leaving_fragments
 from evenstep.core.load.limits import SizeLimits
 from evenstep.core.samples import CostSharing, PerSample
 from evenstep.core.values import Basis, IntArray, Reports
@@ -51,6 +51,7 @@ class CollectiveRun:
         self._problem = scenario.problem
         self._limits = SizeLimits(scheme.load, scenario.problem)
         self._comm_seconds = _communication(scenario)
+        self._arrives = 0.0
         self._now = 0.0
         self._number = 0
         self._epoch = 0
@@ -84,9 +85,14 @@ class CollectiveRun:
         parts, scheme = self._parts(), self._scenario.scheme
         while self._number < iterations and (part := parts.take()) is not None:
             self._compute_on(part)
-            due = due_fragments(part.share, scheme.period_in_iterations, scheme.fragments)
-            if due or self._number == iterations:
-                self._meet(part, scheme.fragments if self._number == iterations else len(due))
+            period, fragments = scheme.period_in_iterations, scheme.fragments
+            if leaving_fragments(part.share, period, fragments, scheme.delay):
+                self._arrives = self._now + float(self._spent.max()) + self._comm_seconds(1) - self._comm_seconds(0)
+            due = due_fragments(part.share, period, fragments)
+            if self._number == iterations or part.share.ends_epoch:
+                self._meet(part, fragments)
+            elif due:  # What has been under way since before is not sent then.
+                self._meet(part, 0 if scheme.delay else len(due))
             # After the last slice of an epoch too, as the loader does.
             parts.replan()
 
@@ -133,9 +139,9 @@ class CollectiveRun:
         self._number += 1
 
     def _meet(self, part: IterationParts, fragments: int) -> None:
-        """All workers sum their gradients or average so many fragments of their models, and report."""
-        comm_seconds = self._comm_seconds(fragments)
+        """All workers sum their gradients or exchange so many fragments of their models, and report."""
         slowest = float(self._spent.max())
+        comm_seconds = self._comm_seconds(fragments) + max(self._arrives - self._now - slowest, 0.0)
         waited = slowest - self._spent
         reports = self._report() if self._reports else None
         if self._log is not None and reports is not None:

@@ -34,9 +34,13 @@ STREAMS = [
     ("adam", Outer(fragments=3, alpha=0.5), [0, 1, 2, 2]),
     ("sgd", Outer(fragments=4, alpha=0.25), [0, 1, 2, 3]),
     ("sgd", Outer(alpha=0.25), [0, 0, 0, 0]),
+    ("momentum", Outer(alpha=0.25, delay=3), [0, 0, 0, 0]),
+    ("adam", Outer(fragments=2, alpha=0.5, delay=1), [0, 1, 1, 1]),
+    ("sgd", Outer(fragments=2, delay=1), [0, 1, 1, 1]),
 ]
 WIRES = [("bf16", 2e-3, {}), ("int8", 6e-3, {}), ("int8", 6e-3, {"fragments": 2})]
 STREAM = Run(scheme="diloco:period=5,fragments=2,alpha=0.25", samples=90, epochs=3)
+LATE = replace(STREAM, scheme="diloco:period=5,fragments=2,alpha=0.25,delay=1")
 EVERY_STEP = Run(
     scripted=7,
     optimizer="sgd",
@@ -76,6 +80,11 @@ def ran():
     calls["broke"] = training.settle_after_the_data_broke, STREAM, 2
     calls["spoilt"] = training.spoil_a_worker, replace(STREAM, optimizer="sgd")
     calls["by speed"] = training.train, Run(scheme="diloco:period=6,fragments=3,load=lb-bsp", samples=180, epochs=2)
+    calls["delayed"] = training.train, LATE
+    for stop_after in (8, 9):
+        calls[f"delayed, resumed {stop_after}"] = training.train_and_resume, LATE, stop_after
+        calls[f"delayed, settled {stop_after}"] = training.settle_and_go_on, LATE, stop_after
+    calls["spoilt, delayed"] = training.spoil_a_worker, replace(LATE, optimizer="sgd")
     calls["every step"] = training.train, EVERY_STEP
     for samples in (144, 151):
         calls[f"steps {samples}"] = training.train_by_steps, steps_run(samples)
@@ -108,18 +117,20 @@ def test_fragments_are_the_mathematics_of_streaming_diloco_in_one_process(ran, n
     optimizer, outer, cut = STREAMS[number]
     values = ran[f"stream {number}"]
     positions = [value["positions"] for value in values]
-    expected = training.stream_alone(outer_run(optimizer, outer), positions, 4, cut, outer.alpha)
+    expected = training.stream_alone(outer_run(optimizer, outer), positions, 4, cut, outer.alpha, outer.delay)
     for value, own in zip(values, expected, strict=True):
         same(value["weights"], own, tolerance=1e-10)
         assert value["outer"] == values[0]["outer"]
     assert expected[0] == expected[1]
 
 
-def test_fragments_resume_exactly_wherever_the_run_was_saved(ran):
-    for stop_after in (8, 9):  # Where a fragment meets, and where none does.
-        settled = ran[f"settled {stop_after}"]
+@pytest.mark.parametrize("which", ["", "delayed, "])
+def test_fragments_resume_exactly_wherever_the_run_was_saved(ran, which):
+    # Where a fragment meets, and where none does; with a delay also where one is under way.
+    for stop_after in (8, 9):
+        settled = ran[f"{which}settled {stop_after}"]
         assert all(value["settled"] == settled[0]["settled"] for value in settled)
-        for one, other in zip(settled, ran[f"resumed {stop_after}"], strict=True):
+        for one, other in zip(settled, ran[f"{which}resumed {stop_after}"], strict=True):
             same(one["weights"], other["weights"])
     assert ran["end of epoch"][0]["weights"] == ran["whole"][0]["weights"]
     assert np.abs(np.subtract(ran["resumed 9"][0]["weights"], ran["whole"][0]["weights"])).max() > 1e-6
@@ -132,8 +143,9 @@ def test_workers_settle_between_two_meetings_of_fragments(ran):
     assert all(value["after"] == values[0]["after"] for value in values)
 
 
-def test_a_worker_whose_model_is_not_finite_is_left_out_of_every_fragment(ran):
-    values = ran["spoilt"]
+@pytest.mark.parametrize("which", ["spoilt", "spoilt, delayed"])
+def test_a_worker_whose_model_is_not_finite_is_left_out_of_every_fragment(ran, which):
+    values = ran[which]
     assert [value["skipped"] for value in values] == [0, 1, 0]
     assert np.isfinite(values[1]["weights"]).all()
     assert all(value["weights"] == values[0]["weights"] for value in values)
@@ -230,6 +242,10 @@ def test_the_string_and_the_parts():
         ({"wire": "int4"}, "wire cannot be 'int4': use float32, bf16 or int8"),
         ({"fragments": 0}, "cannot be cut into 0 fragments: use 1 or more"),
         ({"alpha": 1.0}, "alpha from 0 to below 1"),
+        ({"delay": -1}, "delay of 0 or more"),
+        ({"delay": 1, "wire": "int8"}, "narrow wire has two hops"),
+        ({"period": 6, "outer": Outer(fragments=2, delay=3)}, "comes 3 iterations after the last"),
+        ({"period": 4, "outer": Outer(delay=1), "steps": "speed"}, "fragments meet, and differences arrive, between"),
         ({"period": 3, "outer": Outer(fragments=4)}, "period of 3: use 3 or fewer"),
         ({"period": 4, "outer": Outer(fragments=4), "steps": "speed"}, "leave out one of them, or use load=lb-bsp"),
     ],

@@ -3,6 +3,7 @@
 import time
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, final
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch.distributed as dist
 
 from evenstep.core.activity import Doing
 from evenstep.core.errors import ConfigError, DisagreementError
-from evenstep.core.fragments import cut_into_fragments, due_fragments
+from evenstep.core.fragments import cut_into_fragments, due_fragments, leaving_fragments
 from evenstep.core.samples import Share
 from evenstep.core.workers import minority, name_workers
 from evenstep.schemes import Outer, Scheme
@@ -54,6 +55,8 @@ class LocalEngine(Engine):
         self._period, self._outer = scheme.period_in_iterations, scheme.outer
         self._fragments = scheme.fragments
         self._alpha = 0.0 if self._outer is None else self._outer.alpha
+        self._delay = scheme.delay
+        self._underway: _Underway | None = None
         # The model that all workers had in common when the period of each parameter began.
         self._began: dict[torch.Tensor, torch.Tensor] = {}
         self._apart = False
@@ -101,6 +104,9 @@ class LocalEngine(Engine):
             self._finish()
             due = self._due(now.piece)
             meet = meet or (bool(due) and now.piece.ends_epoch)
+            if self._delay and now.piece.last and not meet:
+                for fragment in leaving_fragments(now.piece, self._period, self._fragments, self._delay):
+                    self._leave(fragment)
         if now is not None and (meet or due):
             with self.meeting(self.tracker.activity.waiting(now.number + 1)):
                 self._meet(now, range(self._fragments) if meet else due, settles=meet)
@@ -173,14 +179,9 @@ class LocalEngine(Engine):
         reported, now.paused = now.paused is not None, time.perf_counter()
         averaged = self._optimizers if self._outer is None else ()
         named, counts = _averaged_tensors(self._models, averaged), _step_counts(averaged)
-        trained = _trained(self._optimizers)
-        cut = cut_into_fragments([each.nbytes for each in trained], self._fragments)
-        # What no optimizer steps, buffers for one, is in the first.
-        fragments = {each.data_ptr(): fragment for each, fragment in zip(trained, cut, strict=True)}
-        parts: dict[int, dict[str, torch.Tensor]] = {fragment: {} for fragment in due}
-        for name, tensor in named.items():
-            if (fragment := fragments.get(tensor.data_ptr(), 0)) in parts:
-                parts[fragment][name] = tensor
+        trained, cut = self._cut()
+        parts = self._parts(named, due)
+        underway = self._arrive(discard=settles)
         kinds = [
             (name, tuple(each.shape), each.dtype)
             for part in (*parts.values(), {"counts": counts})
@@ -201,6 +202,8 @@ class LocalEngine(Engine):
                 " must step the same parameters before the first average"
             )
         totals = [float(np.ascontiguousarray(each).view(np.float64).sum()) for each in units]
+        if underway is not None:
+            totals[underway.fragment] = float(underway.total)
         if self._nonfinite is not None and not finite:
             self._nonfinite.skip(now, finite=any(totals[fragment] for fragment in due))
         kept = self._alpha if finite and not settles else 0.0
@@ -208,7 +211,8 @@ class LocalEngine(Engine):
             stepped = {number: each for number, each in enumerate(trained) if cut[number] == fragment}
             if fragment in parts and totals[fragment]:
                 weight = counted[fragment] / totals[fragment]
-                self._average_part(fragment, list(parts[fragment].values()), stepped, weight, kept)
+                arrived = underway if underway is not None and underway.fragment == fragment else None
+                self._average_part(fragment, list(parts[fragment].values()), stepped, weight, kept, arrived)
             elif fragment in parts or not finite:  # A part that is not finite would spoil the others.
                 _begin_anew(stepped.values(), self._began)
         if totals[0] and len(counts) and self.workers.host_group is not None:
@@ -217,8 +221,52 @@ class LocalEngine(Engine):
         now.synchronised_seconds = time.perf_counter() - now.paused
         if reported:
             self.tracker.meter.received = None  # Sizes were decided from these reports before.
-        self._units = [0.0 if part in parts else units for part, units in enumerate(counted)]
+        met = parts.keys() - ({underway.fragment} if underway is not None else ())
+        self._units = [0.0 if part in met else units for part, units in enumerate(counted)]
         self._weighed, self._apart = False, not settles and (self._fragments > 1 or self._alpha > 0)
+
+    def _cut(self) -> tuple[list[torch.Tensor], list[int]]:
+        """The parameters, and the fragment of each."""
+        trained = _trained(self._optimizers)
+        return trained, cut_into_fragments([each.nbytes for each in trained], self._fragments)
+
+    def _parts(self, named: Mapping[str, torch.Tensor], due: Iterable[int]) -> dict[int, dict[str, torch.Tensor]]:
+        """The tensors of these fragments, by fragment and name."""
+        # What no optimizer steps, buffers for one, is in the first.
+        fragments = {each.data_ptr(): fragment for each, fragment in zip(*self._cut(), strict=True)}
+        parts: dict[int, dict[str, torch.Tensor]] = {fragment: {} for fragment in due}
+        for name, tensor in named.items():
+            if (fragment := fragments.get(tensor.data_ptr(), 0)) in parts:
+                parts[fragment][name] = tensor
+        return parts
+
+    @torch.no_grad()
+    def _leave(self, fragment: int) -> None:
+        """Begin the exchange of a fragment as it is now; the worker computes on while it is under way."""
+        tensors = list(self._parts(_averaged_tensors(self._models, ()), (fragment,))[fragment].values())
+        units, self._units[fragment] = self._units[fragment], 0.0
+        finite = self._nonfinite is None or all_finite(tensors)
+        weight = units if finite else 0.0
+        total, works = torch.tensor(weight, dtype=torch.float64), []
+        sums = [(chunk, _weighed(chunk, weight)) for chunk in _chunks(tensors)]
+        if self.workers.device_group is not None:
+            works = [dist.all_reduce(total, group=self.workers.host_group, async_op=True)]
+            works += [dist.all_reduce(flat, group=self.workers.device_group, async_op=True) for _, flat in sums]
+        self._underway = _Underway(fragment, units, total, sums, works)
+
+    def _arrive(self, *, discard: bool) -> "_Underway | None":
+        """Wait for the exchange that is under way, if there is one; None if its sums are of no use.
+
+        Raises:
+            RuntimeError: A collective failed.
+        """
+        underway, self._underway = self._underway, None
+        if underway is not None:
+            for work in underway.works:
+                work.wait()
+            if discard:
+                self._units[underway.fragment] += underway.units
+        return None if discard else underway
 
     @torch.no_grad()
     def _average_part(
@@ -228,10 +276,17 @@ class LocalEngine(Engine):
         stepped: Mapping[int, torch.Tensor],
         weight: float,
         kept: float,
+        arrived: "_Underway | None",
     ) -> None:
-        """Average these tensors, and step on the parameters among them, of which this worker keeps a part as it is."""
+        """Average these tensors, and step on the parameters among them, of which this worker keeps a part as it is.
+
+        The averages are those that have `arrived`, if there are any.
+        """
         own = [each.clone() for each in stepped.values()] if kept else []
-        if self.workers.device_group is not None:
+        if arrived is not None:
+            for chunk, flat in arrived.sums:
+                _split(flat.div_(arrived.total.to(flat.device)), chunk)
+        elif self.workers.device_group is not None:
             if self._narrow is not None:
                 tensors = self._average_changes(fragment, tensors, list(stepped.values()), weight, self._narrow)
             _average(tensors, weight, self.workers.device_group)
@@ -264,6 +319,23 @@ class LocalEngine(Engine):
                 parameter.copy_(start + part.view_as(start))
         places = {each.data_ptr() for each in trained}
         return [each for each in tensors if each.data_ptr() not in places]
+
+
+@dataclass(frozen=True, slots=True)
+class _Underway:
+    """An exchange that goes on while the worker computes.
+
+    Attributes:
+        units: This worker's samples that it counts with.
+        total: Of all workers, once the `works` are done.
+        sums: Tensors, and the sum over all workers of their values when the exchange began, times the worker's units.
+    """
+
+    fragment: int
+    units: float
+    total: torch.Tensor
+    sums: list[tuple[list[torch.Tensor], torch.Tensor]]
+    works: list[dist.Work]
 
 
 def _trained(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.Tensor]:
@@ -366,13 +438,23 @@ def _average(tensors: Sequence[torch.Tensor], weight: float, group: dist.Process
         RuntimeError: A collective failed.
     """
     for chunk in _chunks(tensors):
-        flat = torch.cat([tensor.reshape(-1) for tensor in chunk])
-        if flat.element_size() < _MIN_BYTES:
-            flat = flat.float()  # A weight times a 16-bit number would lose bits in every average.
-        flat = flat.mul_(weight) if weight else flat.zero_()
+        flat = _weighed(chunk, weight)
         dist.all_reduce(flat, group=group)
-        for tensor, part in zip(chunk, torch.split(flat, [each.numel() for each in chunk]), strict=True):
-            tensor.copy_(part.view_as(tensor))
+        _split(flat, chunk)
+
+
+def _weighed(tensors: Sequence[torch.Tensor], weight: float) -> torch.Tensor:
+    """Weight times these tensors, as one vector; zeros for a weight of 0, even if they hold a NaN."""
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    if flat.element_size() < _MIN_BYTES:
+        flat = flat.float()  # A weight times a 16-bit number would lose bits in every average.
+    return flat.mul_(weight) if weight else flat.zero_()
+
+
+def _split(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    """Copy the parts of a vector into these tensors."""
+    for tensor, part in zip(tensors, torch.split(flat, [each.numel() for each in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))
 
 
 def _chunks(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
