@@ -19,12 +19,13 @@ from harness import record
 from harness.hosts import two_hosts
 
 SCRIPT = Path(__file__).parent / "harness/local_steps_worker.py"
-PERIOD, BATCH, STEPS, RATE = 10, 8, 200, 2e-3
+PERIOD, DELAY, BATCH, STEPS, RATE = 10, 8, 8, 200, 2e-3
 PER_SAMPLE, MEGABITS, PORT = 0.012, 20, 29500
 LOCAL = {
     "torchft": "torchft",
     "diloco": f"diloco:period={PERIOD}",
     "diloco, load=lb-bsp": f"diloco:period={PERIOD},load=lb-bsp",
+    "diloco, load=lb-bsp, delay": f"diloco:period={PERIOD},load=lb-bsp,delay={DELAY},alpha=0.5",
     "diloco, steps=speed": f"diloco:period={PERIOD},steps=speed",
     "diloco, steps=speed, int8": f"diloco:period={PERIOD},steps=speed,wire=int8",
     "asp": f"asp:period={PERIOD}",
@@ -114,7 +115,7 @@ def _figures(raw):
     for base, goal, names in (
         ("torchft", "<= 0.5", ("diloco, steps=speed", "asp")),
         ("lb-bsp", "<= 0.2", ("diloco, steps=speed", "asp")),
-        ("torchft", None, ("diloco", "diloco, load=lb-bsp")),
+        ("torchft", None, ("diloco", "diloco, load=lb-bsp", "diloco, load=lb-bsp, delay")),
     ):
         for name in names:
             times = [_seconds_to_the_same(*pair) for pair in zip(speeds[name], speeds[base], strict=True)]
