@@ -95,12 +95,12 @@ def with_evenstep(model, optimizer, dataset, options):
         model, optimizer, DataLoader(dataset, batch_size=options.batch, shuffle=True), scheme=options.contestant,
         seed=options.seed, timeout=300.0,
     )  # fmt: skip
-    local = "period" in options.contestant
+    by_speed = "steps=speed" in options.contestant
     averaged = None
-    for step, (texts,) in enumerate(loader):
+    for step, (texts,) in enumerate(loader, 1):
         if averaged is not None:
             yield model, averaged
-        averaged = loader.synchronises if local else step % options.period == 0
+        averaged = loader.synchronises if by_speed else step % options.period == 0
         managed.zero_grad()
         loss_of(whole, texts).backward()
         managed.step()
@@ -127,7 +127,7 @@ def with_torchft(model, optimizer, dataset, options):
         pg=ProcessGroupGloo(timeout=timeout), load_state_dict=lambda state: None, state_dict=dict,
         min_replica_size=workers, use_async_quorum=False, timeout=timeout, quorum_timeout=timeout, rank=0, world_size=1,
         store_addr=address, store_port=store.port, lighthouse_addr=file.read_text(), replica_id=str(rank),
-        hostname=address,
+        hostname=address, init_sync=False,  # All begin alike, from the seed.
     )  # fmt: skip
     sampler = DistributedSampler(dataset, workers, rank, seed=options.seed)
     outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
