@@ -146,6 +146,20 @@ def test_local_sgd_saves_exchanges(devices, run):
     assert local.communication_share == pytest.approx(25 * 0.008 / local.seconds)
 
 
+def test_periods_on_servers_save_exchanges_and_their_leads_count_periods(devices, run):
+    # Of devices that hold 16 samples, since a period of 64 is computed in steps of 16; 2 steps of them at 1 ms.
+    cluster = devices(1, 1, 8)
+    asp, ssp = (
+        run(cluster, f"{scheme},period=4", batch=48, iterations=300) for scheme in ("asp:rate=raw", "ssp:bound=2")
+    )
+    assert asp.samples == ssp.samples == 300 * 48
+    assert ssp.largest_lead == 2 < asp.largest_lead
+    assert asp.workers[0].iterations == pytest.approx(300 * 48 / 64 * 8 / 17, abs=4)
+    by_speed = run(cluster, "asp:period=4,steps=speed", batch=48, iterations=300)
+    # With 12 steps in a period, they are 6, 5 and 1; in a period of equal steps the slowest takes 8 times as long.
+    assert by_speed.workers[2].iterations > 2 * asp.workers[2].iterations
+
+
 @pytest.mark.parametrize("wire", ["float32", "int8"])
 def test_fragments_send_as_many_bytes_in_smaller_exchanges(devices, run, wire):
     # Two workers that compute 16 ms an iteration, behind links of 1 MB/s; 22 iterations are two periods and a part.

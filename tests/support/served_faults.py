@@ -13,7 +13,7 @@ import torch
 
 from evenstep.torch.processes import join_servers
 from evenstep.transport.codec import Prefix
-from support import served_training
+from support import served_training, training
 from support.guard import GUARD_SECONDS
 from support.training import step, weights
 
@@ -142,7 +142,8 @@ def train(run, folder, victim, faults):
                 loss.backward()
                 points.get((done, "step"), nothing)()
                 incarnation = loader.engine._link.incarnation
-                pushed.write(json.dumps([epoch, done, positions, incarnation]) + "\n")
+                if loader.synchronises:  # Of the steps of a period, the last.
+                    pushed.write(json.dumps([epoch, done, positions, incarnation]) + "\n")
                 optimizer.step()
             scheduler.step()
             ended.append(weights(model))
@@ -153,6 +154,16 @@ def train(run, folder, victim, faults):
 
 def nothing():
     """No fault."""
+
+
+def train_to_the_end(run):
+    """The rest of a run that goes on from a snapshot: this worker's weights at its end."""
+    model, optimizer, loader = training.prepared(run)
+    with loader:
+        for _ in range(loader.epoch, run.epochs):
+            for inputs, targets in loader:
+                step(model, optimizer, inputs, targets)
+        return weights(model)
 
 
 def train_each(run, folder, faults):

@@ -44,10 +44,55 @@ def train(run):
         positions.append([])
         for inputs, targets in loader:
             step(model, optimizer, inputs, targets)
-            positions[-1].append(seen(loader))
+            if loader.synchronises:  # Once for all steps of a period.
+                positions[-1].append(seen(loader))
         scheduler.step()
         ended.append(weights(model))
     return {"ended": ended, "positions": positions}
+
+
+def train_in_periods(run):
+    """An ordinary loop: the weights after each epoch, and by claim its epoch and the positions of each of its steps."""
+    model, optimizer, loader = training.prepared(run)
+    ended, claims = [], []
+    for epoch in range(run.epochs):
+        for inputs, targets in loader:
+            if loader.newest.first:
+                claims.append((epoch, []))
+            claims[-1][1].append(list(loader.newest.positions[: loader.newest.samples]))
+            step(model, optimizer, inputs, targets)
+        ended.append(weights(model))
+    return {"ended": ended, "claims": claims, "kept": len(optimizer.state)}
+
+
+def train_in_periods_alone(run, claims, pushes, outer, global_batch_size):
+    """The same in one process: asynchronous local SGD with Delayed Nesterov, or without momentum (arXiv 2401.09135).
+
+    `claims` of each worker, as `train_in_periods` returns them; `pushes` are the worker and the version that it pulled
+    of each push, in the order of their arrival. Returns the weights after the last one.
+    """
+    inputs, targets = training.data(run)
+    models = [training.model_of(run) for _ in claims]
+    optimizers = [training.optimizer_of(run, model) for model in models]
+    versions = [torch.tensor(weights(models[0]), dtype=run.dtype)]
+    left = [iter(own) for own in claims]
+    momentum, new, count = torch.zeros_like(versions[0]), torch.zeros_like(versions[0]), 0
+    for worker, pulled in pushes:
+        model, optimizer = models[worker], optimizers[worker]
+        torch.nn.utils.vector_to_parameters(versions[pulled].clone(), model.parameters())
+        epoch, steps = next(left[worker])
+        order = training.epoch_order(run, epoch)
+        for positions in steps:
+            step(model, optimizer, inputs[order[positions]], targets[order[positions]])
+        share = sum(map(len, steps)) / global_batch_size
+        change = share * (versions[pulled] - torch.tensor(weights(model), dtype=run.dtype))
+        count, new, moved = count + 1, new + change, change
+        if count % len(claims) == 0:
+            momentum, new = outer.momentum * momentum + new, torch.zeros_like(new)
+            moved = change + outer.momentum * momentum
+        versions.append(versions[-1] - outer.rate * moved)
+    assert not any(list(own) for own in left)
+    return versions[-1].tolist()
 
 
 def seen(loader):

@@ -11,7 +11,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.values import Problem
 from evenstep.protocol.layout import Layout
 from evenstep.protocol.optimizer import OptimizerSpec
-from evenstep.schemes import Scheme, parse_scheme
+from evenstep.schemes import Scheme, in_local_steps, parse_scheme
 
 MAX_BYTES: Final = 2**26
 """The most bytes of the description of a run."""
@@ -30,6 +30,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     layout: Layout
     optimizers: tuple[OptimizerSpec, ...]
     costs: str | None = None
+    steps_on: _Size | None = None
 
 
 _DECODER: Final = msgspec.json.Decoder(_Record)
@@ -66,6 +67,7 @@ class RunSpec:
                 layout=self.layout,
                 optimizers=self.optimizers,
                 costs=self.costs,
+                steps_on=self.scheme.micro_batch,
             )
         )
 
@@ -80,8 +82,9 @@ class RunSpec:
             ) from error
         if len(record.minimum) != workers or len(record.maximum) != workers:
             raise ConfigError(f"invalid batch-size limits for {workers} workers: give one of each for every worker")
+        scheme = parse_scheme(record.scheme, imports=False)
         return cls(
-            scheme=parse_scheme(record.scheme, imports=False),
+            scheme=scheme if record.steps_on is None else in_local_steps(scheme, record.steps_on),
             problem=Problem(
                 global_batch_size=record.global_batch_size,
                 minimum=np.array(record.minimum, dtype=np.int64),

@@ -263,8 +263,8 @@ def in_micro_batches(scheme: Scheme, size: int) -> Scheme:
 
 
 def in_local_steps(scheme: Scheme, size: int) -> Scheme:
-    """The scheme whose steps follow speed, with sizes in steps on batches of this size; others as they are."""
-    if scheme.steps == "equal" or scheme.micro_batch is not None:
+    """The scheme whose iterations are periods, with sizes in steps on batches of this size; others as they are."""
+    if not scheme.counts_periods or scheme.micro_batch is not None:
         return scheme
     load = replace(scheme.load, multiple=lcm(scheme.load.multiple, size))
     if isinstance(load, Experts):

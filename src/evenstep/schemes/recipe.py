@@ -28,7 +28,7 @@ from evenstep.core.nearest import nearest
 from evenstep.core.shown import shown
 from evenstep.core.values import UNLIMITED
 from evenstep.schemes.given_sizes import read_sizes, text_of
-from evenstep.schemes.scheme import Scheme, Served, ServerOptions
+from evenstep.schemes.scheme import LOCAL_STEPS, Scheme, Served
 
 P = ParamSpec("P")
 
@@ -252,7 +252,7 @@ def _signature(function: Callable[..., object], *, with_help: bool = False) -> i
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            options = get_type_hints(ServerOptions, include_extras=with_help)
+            options = get_type_hints(get_args(hints[name])[0], include_extras=with_help)
             parameters += [_server_option(key, kind) for key, kind in options.items()]
         elif name not in hints or parameter.default is inspect.Parameter.empty:
             raise ConfigError(f"the parameter {name!r} of the recipe {name_of(function)!r} needs a type and a default")
@@ -262,7 +262,8 @@ def _signature(function: Callable[..., object], *, with_help: bool = False) -> i
 
 
 def _server_option(name: str, kind: object) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(Served(), name), annotation=kind)
+    default = LOCAL_STEPS[name] if name in LOCAL_STEPS else getattr(Served(), name)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
 def _documented(text: str, signature: inspect.Signature) -> str:

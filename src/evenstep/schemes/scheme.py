@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Annotated, Final, Literal, TypeAlias, TypedDict, final
 
 from evenstep.core.errors import ConfigError
@@ -74,6 +75,34 @@ class ServerOptions(TypedDict, total=False):
     optimizer: OptimizerName
 
 
+class LocalStepOptions(ServerOptions, total=False):
+    """The options of `Served`, and those of local steps between two pushes."""
+
+    period: Annotated[
+        int | None,
+        "Local steps of a worker between two pushes, 1 or more: each push is then the change of its model. None: every"
+        " gradient is pushed.",
+    ]
+    steps: Annotated[
+        Literal["equal", "speed"],
+        "With a period, `equal`: each period has `period` steps; `speed`: as many as the worker's speed allows,"
+        " `period` on average.",
+    ]
+    outer: Annotated[
+        Literal["delayed", "nesterov", "sgd"],
+        "With a period, the servers' optimizer of changes: `delayed` (Delayed Nesterov) applies momentum once for as"
+        " many changes as there are workers; `nesterov` with each, as momentum in `asp`; `sgd` has none.",
+    ]
+    outer_lr: Annotated[float, "Its learning rate; above 0."]
+    outer_momentum: Annotated[float, "Its momentum, from 0 to below 1; unused with `outer=sgd`."]
+
+
+LOCAL_STEPS: Final = MappingProxyType(
+    {"period": None, "steps": "equal", "outer": "delayed", "outer_lr": 0.7, "outer_momentum": 0.9}
+)
+"""The defaults of those."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
@@ -118,6 +147,7 @@ class Outer:
         rate: Its learning rate, > 0; with 1 and no momentum the step leads to the average.
         momentum: From 0 to below 1.
         nesterov: Whether the step looks ahead by its momentum, as Nesterov's does.
+        delayed: Whether servers apply the momentum once for as many changes as there are workers (Delayed Nesterov).
         wire: The format in which the differences travel.
         fragments: The number of parts of the model, each with periods and momentum of its own.
         alpha: The part of its own weights that a worker keeps of a fragment, from 0 to below 1; none where a period is
@@ -131,6 +161,7 @@ class Outer:
     rate: float = 0.7
     momentum: float = 0.9
     nesterov: bool = True
+    delayed: bool = False
     wire: Wire = "float32"
     fragments: int = 1
     alpha: float = 0.0
@@ -168,7 +199,7 @@ class Scheme:
         sync: How far ahead a worker may run before it waits for the others.
         served: The options of the parameter servers; None if workers sum gradients among themselves, behind a barrier.
         period: None: gradients are summed in every iteration. A number: each worker trains alone for this many
-            iterations, then the parameters are averaged.
+            iterations, then the parameters are averaged, or servers step along its change.
         outer: The optimizer that steps along the averaged difference at the end of a period; each worker's own
             optimizer then keeps its state. None: the average replaces the models, and the states are averaged too.
         steps: With a period: `equal` steps of all workers, or, with `speed`, each worker takes as many steps on batches
@@ -230,7 +261,7 @@ class Scheme:
     def _require_local(self) -> None:
         if self.period is not None and self.period < 1:
             raise ConfigError(f"a period of {self.period} iterations is not possible: use 1 or more")
-        if self.micro_batch is not None and self.steps == "equal":
+        if self.micro_batch is not None and not self.counts_periods:
             raise ConfigError(
                 "local_sgd takes a step on every batch, so there is nothing to accumulate: leave out micro_batch, or"
                 " use lb_bsp or dbs with it"
@@ -254,10 +285,12 @@ class Scheme:
             raise ConfigError("local_sgd exchanges speeds with its averages: leave out exchange")
 
     def _require_servable(self, served: Served) -> None:
-        if self.period is not None or self.micro_batch is not None or self.exchange != "overlapped":
+        if self.period is not None:
+            self._require_local_servable(served, self.outer)
+        elif self.micro_batch is not None or self.exchange != "overlapped":
             raise ConfigError(
-                "parameter servers take a push from every batch and its speed with it: leave out period, micro_batch"
-                " and the exchange of speeds"
+                "parameter servers take a push from every batch and its speed with it: leave out micro_batch and the"
+                " exchange of speeds"
             )
         if self.weighting != "samples":
             raise ConfigError("parameter servers weigh by samples: leave out weighting")
@@ -272,10 +305,41 @@ class Scheme:
                 " barrier"
             )
 
+    def _require_local_servable(self, served: Served, outer: Outer | None) -> None:
+        if self.sync.in_step:
+            raise ConfigError(
+                "a barrier on servers sums gradients, not the changes of a period: leave out period, or use asp, ssp,"
+                " dssp, or diloco, which needs no servers"
+            )
+        if outer is None or (outer.wire, outer.fragments, outer.alpha) != ("float32", 1, 0.0):
+            raise ConfigError(
+                "servers step along whole changes of a period in float32: give an Outer without wire, fragments and"
+                " alpha"
+            )
+        if self.load.follows_speed and self.steps == "equal":
+            raise ConfigError(
+                "sizes by speed give a worker more or fewer steps of a period on servers: give steps=speed too, or"
+                " leave out load"
+            )
+        if served.exchange == "overlapped":
+            raise ConfigError(
+                "a worker begins a period with the weights that answer its last push: leave out exchange=overlapped or"
+                " period"
+            )
+        if served.optimizer is not None:
+            raise ConfigError(
+                "with a period the servers run the outer optimizer, and yours runs on the workers: leave out optimizer"
+            )
+
+    @property
+    def counts_periods(self) -> bool:
+        """True if all steps of a period are one iteration: each worker has its own number, or pushes when it likes."""
+        return self.period is not None and (self.steps == "speed" or self.served is not None)
+
     @property
     def period_in_iterations(self) -> int:
-        """Iterations between two averages; with steps by speed all batches of a period are one iteration."""
-        return 1 if self.period is None or self.steps == "speed" else self.period
+        """Iterations between two averages."""
+        return 1 if self.period is None or self.counts_periods else self.period
 
     @property
     def fragments(self) -> int:
@@ -290,7 +354,7 @@ class Scheme:
     @property
     def batches_in_iteration(self) -> int:
         """How many batches of its own size a worker has in an iteration, on average."""
-        return self.period if self.period is not None and self.steps == "speed" else 1
+        return self.period if self.period is not None and self.counts_periods else 1
 
     @property
     def accumulates(self) -> bool:

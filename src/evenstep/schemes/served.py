@@ -1,10 +1,10 @@
 """Recipes on parameter servers, where workers need not wait for each other in every iteration."""
 
-from typing import Annotated, TypeAlias, Unpack
+from typing import Annotated, Any, TypeAlias, Unpack
 
-from evenstep.core.sync import Bounded, Dynamic, Unbounded
+from evenstep.core.sync import Bounded, Dynamic, Sync, Unbounded
 from evenstep.schemes.recipe import recipe, sizes_of
-from evenstep.schemes.scheme import Scheme, Served, ServerOptions
+from evenstep.schemes.scheme import LOCAL_STEPS, LocalStepOptions, Outer, Scheme, Served, one_of
 
 Sizes: TypeAlias = Annotated[
     Scheme | str,
@@ -14,7 +14,7 @@ Sizes: TypeAlias = Annotated[
 
 
 @recipe
-def asp(*, load: Sizes = "bsp", **served: Unpack[ServerOptions]) -> Scheme:
+def asp(*, load: Sizes = "bsp", **options: Unpack[LocalStepOptions]) -> Scheme:
     """ASP: no worker waits for another, and each push changes the parameters at once.
 
     Source: Dean et al., NIPS 2012 (Downpour SGD); Li et al., OSDI 2014 (parameter servers). Parts: the sizes of
@@ -24,7 +24,7 @@ def asp(*, load: Sizes = "bsp", **served: Unpack[ServerOptions]) -> Scheme:
     When to use it: speeds differ and change too quickly for sizes to follow, and a little accuracy may be lost. When
     not: differences last; `lb_bsp` removes them without any staleness.
     """
-    return Scheme(load=sizes_of("asp", load).load, sync=Unbounded(), served=Served(**served))
+    return on_servers("asp", Unbounded(), load, **options)
 
 
 @recipe
@@ -32,7 +32,7 @@ def ssp(
     *,
     bound: Annotated[int, "The largest lead at which a worker is released, in iterations; 0 or more."] = 3,
     load: Sizes = "bsp",
-    **served: Unpack[ServerOptions],
+    **options: Unpack[LocalStepOptions],
 ) -> Scheme:
     """SSP: a worker may begin its next iteration if its lead over the slowest is at most `bound`.
 
@@ -42,7 +42,7 @@ def ssp(
     When to use it: slowness comes and goes within a few iterations. When not: a worker stays slower, because all
     workers slow down to its speed once the bound is reached; add `load=lb-bsp` then.
     """
-    return Scheme(load=sizes_of("ssp", load).load, sync=Bounded(bound=bound), served=Served(**served))
+    return on_servers("ssp", Bounded(bound=bound), load, **options)
 
 
 @recipe
@@ -54,7 +54,7 @@ def dssp(
         bool, "False: grants add up without a limit, as we infer that they did in the paper's Table I."
     ] = True,
     load: Sizes = "bsp",
-    **served: Unpack[ServerOptions],
+    **options: Unpack[LocalStepOptions],
 ) -> Scheme:
     """DSSP: SSP with a bound that moves between `lower` and `upper` to where the fastest is expected to wait least.
 
@@ -65,5 +65,17 @@ def dssp(
     When to use it: as SSP, if no single bound is right. When not: a worker stays slower; any scheme with a bound then
     runs at its speed.
     """
-    sync = Dynamic(lower=lower, upper=upper, bounded=bounded)
-    return Scheme(load=sizes_of("dssp", load).load, sync=sync, served=Served(**served))
+    return on_servers("dssp", Dynamic(lower=lower, upper=upper, bounded=bounded), load, **options)
+
+
+def on_servers(recipe: str, sync: Sync, load: Scheme | str, **options: Unpack[LocalStepOptions]) -> Scheme:
+    """The scheme of this sync on servers, where workers push every gradient, or the change of a period."""
+    local: dict[str, Any] = {name: options.pop(name, usual) for name, usual in LOCAL_STEPS.items()}  # type: ignore[misc]
+    period, steps, kind, rate, momentum = local.values()
+    one_of("outer", kind, ("delayed", "nesterov", "sgd"))
+    outer = None
+    if local != {**LOCAL_STEPS, "steps": steps}:
+        outer = Outer(rate=rate, momentum=0.0 if kind == "sgd" else momentum, delayed=kind == "delayed")
+    sizes = sizes_of(recipe, "lb-bsp" if steps == "speed" and load == "bsp" else load)
+    served = Served(**options)  # type: ignore[misc]
+    return Scheme(load=sizes.load, sync=sync, served=served, period=period, outer=outer, steps=steps)

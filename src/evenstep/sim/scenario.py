@@ -70,7 +70,7 @@ class Scenario:
         if not isinstance(self.scheme, Scheme):
             raise ConfigError(f"a scenario needs a scheme and not its name: give parse_scheme({self.scheme!r})")
         require_ranges(self)
-        if self.scheme.steps == "speed" and self.scheme.micro_batch is None:
+        if self.scheme.counts_periods and self.scheme.micro_batch is None:
             self._count_in_periods(self.scheme.batches_in_iteration)
         if self.all_reduce not in ("ring", "tree"):
             raise ConfigError(f"there is no all-reduce {self.all_reduce!r}: use ring or tree")
@@ -94,7 +94,7 @@ class Scenario:
         sync_policy(self.sync, count)
 
     def _count_in_periods(self, batches: int) -> None:
-        """Make an iteration of all steps of a period, as the runtime does where steps follow speed."""
+        """Make an iteration of all steps of a period, as the runtime does."""
         size, rest = divmod(self.global_batch_size, len(self.cluster))
         if rest:
             raise ConfigError(

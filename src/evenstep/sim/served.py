@@ -197,19 +197,21 @@ class ServedRun:
         claim = slot.computing = slot.claims.popleft()
         slot.done.last_batch_size = samples = claim.samples
         batch = samples if samples >= self._minimum else batch_of(samples, self._minimum)
-        amount: float = batch
+        most = self._scenario.scheme.micro_batch or batch
+        amounts: Sequence[float] = [min(most, batch - begin) for begin in range(0, batch, most)]
         slot.load = batch
         if self._costs is not None:
             of_pass = self._costs.of_pass(slot.epoch)
             units = sum(of_pass.between(start, stop) for start, stop in claim.ranges)
             amount = self._costs.samples(batch // samples * units)
+            amounts = [amount * (own / batch) for own in amounts]  # Of a period, each batch has its part of the cost.
             slot.load = amount if self._scenario.by_cost else batch
         slot.handed_out_on = slot.version
         slot.began = now
         assert slot.worker is not None
         if self._log is not None:
             self._log.started(slot, now)
-        slot.seconds = slot.worker.seconds(slot.iterations, (amount,), now, slot.load)
+        slot.seconds = slot.worker.seconds(slot.iterations, amounts, now, slot.load * (min(most, batch) / batch))
         slot.iterations += 1
         heappush(self._heap, (now + slot.seconds, _COMPUTED, slot.number, slot.incarnation))
 

@@ -11,6 +11,7 @@ from typing import Final
 import torch
 
 from evenstep.core.errors import ConfigError
+from evenstep.tensors.outer import DelayedNesterov
 
 OPTIMIZERS: Final = MappingProxyType(
     {
@@ -39,6 +40,8 @@ def optimizer_named(name: str, allowed: Collection[str]) -> type[torch.optim.Opt
     Raises:
         ConfigError: The name is not allowed, or does not name an optimizer.
     """
+    if name == DelayedNesterov.__name__:
+        return DelayedNesterov
     if name in OPTIMIZERS:
         return OPTIMIZERS[name]
     if name not in allowed:

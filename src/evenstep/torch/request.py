@@ -251,7 +251,7 @@ class RunRequest:
                 cannot accumulate in it.
         """
         scheme = self._plain_scheme()
-        if self.accumulation == 1 and scheme.steps == "equal":
+        if self.accumulation == 1 and not scheme.counts_periods:
             return scheme
         if self.accumulation > 1 and not scheme.sums_every_gradient:
             raise ConfigError(
@@ -264,9 +264,14 @@ class RunRequest:
         sampling = Sampling.of(loader)
         if sampling.whole or sampling.batch_size is None:
             raise ConfigError(
-                f"{'steps=speed' if self.accumulation == 1 else 'accumulation'} counts batches of one worker, and this"
+                f"{'the period' if self.accumulation == 1 else 'accumulation'} counts batches of one worker, and this"
                 " loader's are for all of them: give it a batch_size and a sampler instead of a batch_sampler, or leave"
                 " that out"
+            )
+        if self.accumulation == 1 and self.global_batch_size is not None:
+            raise ConfigError(
+                f"the steps of a period of {scheme.name!r} are on the loader's own batches: leave out"
+                " global_batch_size, and set the loader's batch_size"
             )
         if self.accumulation == 1:
             return in_local_steps(scheme, sampling.batch_size)

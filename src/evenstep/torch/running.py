@@ -109,8 +109,8 @@ class Running:
         self._checks = StepChecks(engine, self._request.models, [*optimizers, *prepared])
         # Its own hook runs after those that the script and the integrations have registered, whose errors say more.
         self._hooks += [each.register_step_pre_hook(self._checks.before_step) for each in optimizers]
-        if isinstance(engine, LocalEngine):
-            self._hooks += [each.register_step_post_hook(engine.after_step) for each in optimizers]
+        if (after_step := getattr(engine, "after_step", None)) is not None:
+            self._hooks += [each.register_step_post_hook(after_step) for each in optimizers]
         if engine.workers.count > 1:
             self._hooks.append(register_optimizer_step_pre_hook(self._checks.hook_of_others()))
         for wrapped in prepared:
@@ -196,15 +196,21 @@ class Running:
 
     def _served_engine(self, tracker: Tracker, link: ServerLink) -> "ServedEngine":
         """Describe the run to the servers, and take this worker's place there; if that fails, close the link."""
-        from evenstep.torch.engines.describe import describe, layout_of, require_small_options
+        from evenstep.torch.engines.describe import OptimizerState, describe, layout_of, require_small_options
         from evenstep.torch.engines.served import ServedEngine
+        from evenstep.torch.engines.served_local import LocalServedEngine, OuterOptimizer
 
         scheme, request, optimizer = self._agreement.scheme, self._request, self._request.optimizers[0]
         served, parameters = scheme.served, dict(unwrapped(request.models[0]).named_parameters())
         assert served is not None
         try:
-            layout, spec = layout_of(parameters.items(), request.optimizers), describe(optimizer, served.allowed)
-            require_small_options(spec, optimizer)
+            layout, outer = layout_of(parameters.items(), request.optimizers), None
+            if scheme.outer is None:
+                spec = describe(optimizer, served.allowed)
+                require_small_options(spec, optimizer)
+            else:
+                outer = OuterOptimizer(scheme.outer, groups=layout.groups, workers=self._workers.count)
+                spec = outer.spec
             run = RunSpec(
                 scheme=scheme,
                 problem=self._agreement.problem,
@@ -216,7 +222,7 @@ class Running:
             )
             layouts = layout.shards(served.servers)
             link.start(run.encode(), [each.nbytes for each in layouts])
-            return ServedEngine(
+            return (ServedEngine if outer is None else LocalServedEngine)(
                 self._workers,
                 tracker,
                 link,
@@ -224,7 +230,8 @@ class Running:
                 layouts=layouts,
                 parameters=parameters,
                 optimizer=optimizer,
-                spec=spec,
+                state=outer or OptimizerState(link, optimizer, spec, parameters, layouts),
+                local=outer is not None,
                 ahead=1 if served.exchange == "overlapped" or request.loader.num_workers else 0,
                 in_step=scheme.sync.in_step,
             )

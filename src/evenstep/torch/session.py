@@ -367,7 +367,7 @@ class Session:
         if not isinstance(optimizer, torch.optim.Optimizer):
             return optimizer
         scheme = self.scheme
-        if scheme is not None and scheme.served is not None:
+        if scheme is not None and scheme.served is not None and scheme.period is None:
             return ServedOptimizer(optimizer)
         windowed = self._request.accumulation > 1 or (scheme is not None and scheme.accumulates)
         return WindowedOptimizer(optimizer) if windowed else optimizer

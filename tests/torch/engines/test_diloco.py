@@ -217,7 +217,7 @@ def test_workers_settle_between_two_periods_only():
 def test_steps_by_speed_need_batches_of_one_worker():
     loader = DataLoader(TensorDataset(torch.ones(32, 2)), batch_sampler=[[*range(8)], [*range(8, 12)]])
     model = torch.nn.Linear(2, 1)
-    with pytest.raises(ConfigError, match="steps=speed counts batches of one worker"):
+    with pytest.raises(ConfigError, match="the period counts batches of one worker"):
         next(iter(evenstep.prepare(model, torch.optim.SGD(model.parameters()), loader, scheme=BY_SPEED)[2]))
 
 

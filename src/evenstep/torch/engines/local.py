@@ -17,6 +17,7 @@ from evenstep.core.samples import Share
 from evenstep.core.workers import minority, name_workers
 from evenstep.schemes import Outer, Scheme
 from evenstep.tensors.messages import all_finite
+from evenstep.tensors.outer import momentum_step
 from evenstep.torch.engines.engine import Engine
 from evenstep.torch.engines.narrow import NarrowSum
 from evenstep.torch.engines.reports import ReportExchange
@@ -362,8 +363,8 @@ def _step_outer(
         step = change = start - parameter
         if outer.momentum:
             momentum = kept.get(str(number), torch.zeros_like(change)).to(change.device)
-            kept[str(number)] = momentum.mul_(outer.momentum).add_(change)
-            step = change.add(momentum, alpha=outer.momentum) if outer.nesterov else momentum
+            kept[str(number)] = momentum
+            step = momentum_step(change, momentum, outer.momentum, nesterov=outer.nesterov)
         parameter.copy_(start.sub(step, alpha=outer.rate))
 
 

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any, Final, NoReturn, final
+from typing import Any, Final
 
 import torch
 
@@ -11,7 +11,6 @@ from evenstep.core.activity import Doing
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import EpochCosts, Ledger, Shares
 from evenstep.protocol.layout import ShardLayout
-from evenstep.protocol.optimizer import OptimizerSpec
 from evenstep.schemes import Served
 from evenstep.torch.engines.describe import OptimizerState
 from evenstep.torch.engines.engine import Engine
@@ -21,7 +20,7 @@ from evenstep.torch.processes.workers import Workers
 from evenstep.worker.hand_outs import HandedOut
 from evenstep.worker.iteration import Iteration
 from evenstep.worker.nonfinite import NonfiniteGuard
-from evenstep.worker.servers.exchange import Batch, ServedExchange
+from evenstep.worker.servers.exchange import Batch, OptimizerSide, ServedExchange
 from evenstep.worker.servers.link import ServerLink
 from evenstep.worker.tracker import Tracker
 
@@ -37,7 +36,6 @@ _LOADER: Final = 2**32
 """The offset of epoch numbers per loader; a loader has fewer epochs."""
 
 
-@final
 class ServedEngine(Engine):
     """Computes on claims, and exchanges gradients for weights with the servers.
 
@@ -46,10 +44,11 @@ class ServedEngine(Engine):
         served: The scheme's options for servers.
         layouts: Which parameters each shard holds.
         parameters: The model's parameters by name.
-        optimizer: The user's optimizer, whose options go with every push.
-        spec: The description of the optimizer for the servers.
+        optimizer: The user's optimizer.
+        state: The worker's side of the optimizer that the servers run.
         ahead: How many claims to hold besides those that were handed out, for data workers to fetch.
         in_step: Whether the workers share each slice, so that none can claim more than its part of the current one.
+        local: Whether the script's optimizer steps here between two pushes.
     """
 
     def __init__(
@@ -62,24 +61,27 @@ class ServedEngine(Engine):
         layouts: Sequence[ShardLayout],
         parameters: dict[str, torch.nn.Parameter],
         optimizer: torch.optim.Optimizer,
-        spec: OptimizerSpec,
+        state: OptimizerState | OptimizerSide,
         ahead: int,
         in_step: bool,
+        local: bool = False,
     ) -> None:
         super().__init__(workers, tracker)
         self._link = link
         self._overlaps = served.exchange == "overlapped"
         self._optimizer = optimizer
-        self._parameters = ServedParameters(parameters, layouts, link, waits=not self._overlaps)
+        self._parameters = ServedParameters(parameters, layouts, link, waits=not self._overlaps, local=local)
         self._nonfinite = NonfiniteGuard(served.nonfinite, tracker)
         self._changes = ChangeWatch(list(parameters.values()))
         self._warned = served.clip is not None
-        self._state = OptimizerState(link, optimizer, spec, parameters, layouts)
+        self._state = state
         self._in_step = in_step
         self._counted: list[HandedOut] = []
         """The batches whose gradients the next push holds, as far as they are computed."""
         self._begun: HandedOut | None = None
         """The batch that began last."""
+        self._claimed: Batch | None = None
+        """The claim that was handed out last, perhaps in several batches."""
         self._forfeits = False
         """Whether gradients of samples that other workers now have may still be left."""
         self._computes = False
@@ -129,7 +131,9 @@ class ServedEngine(Engine):
         self._pass.record()
 
     def hand_out(self, batch: HandedOut) -> None:
-        batch.claimed = self._pass.hand_out(batch.share.iteration, batch)
+        if batch.piece.first:
+            self._claimed = self._pass.hand_out(batch.share.iteration, batch)
+        batch.claimed = self._claimed
         super().hand_out(batch)
 
     def begin(self, batch: HandedOut) -> None:
@@ -182,7 +186,7 @@ class ServedEngine(Engine):
 
     # The optimizer's side.
 
-    def before_step(self, optimizer: torch.optim.Optimizer) -> NoReturn:
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         raise ConfigError(
             "the scheme trains on parameter servers, but your own optimizer was stepped: step the one that prepare"
             " returned"
@@ -263,6 +267,7 @@ class ServedEngine(Engine):
     def fetch_state(self) -> dict[str, Any]:
         """The state dict of the script's optimizer, with the servers' state."""
         self._pass.settle()
+        assert isinstance(self._state, OptimizerState)
         return self._pass.persist(self._state.fetch)
 
     def restore_state(self, state_dict: dict[str, Any]) -> None:

@@ -37,6 +37,7 @@ class ServedParameters:
         layouts: Which parameters each shard holds, and where.
         link: Holds the messages.
         waits: The worker does nothing between a push and its answer, so both copies can be avoided.
+        local: The worker changes its weights between two pushes. It keeps those that it took in the message.
     """
 
     def __init__(
@@ -46,11 +47,13 @@ class ServedParameters:
         link: ServerLink,
         *,
         waits: bool,
+        local: bool = False,
     ) -> None:
         self._parameters = [[parameters[each.name] for each in layout.parameters] for layout in layouts]
         self._layouts = layouts
         self._link = link
-        self._waits = waits
+        self._waits = waits and not local
+        self._local = local
         self._gradients: list[_Message] = []
         self._all = [each for parameters in self._parameters for each in parameters]
         self._weights: list[tuple[torch.nn.Parameter, torch.Tensor, int]] = []
@@ -87,7 +90,10 @@ class ServedParameters:
         elsewhere = [(weight, each) for each, weight, place in self._weights if each.data_ptr() != place]
         if elsewhere:
             scatter(*zip(*elsewhere, strict=True))
-        self._taken = self._versions()
+        if self._local:
+            self._link.has = -1  # The next answer has to come with weights, since steps will change these.
+        else:
+            self._taken = self._versions()
 
     def drop_changes(self) -> None:
         """Let the servers' weights replace what the script wrote since weights were taken, with a warning."""
@@ -134,6 +140,22 @@ class ServedParameters:
                     norms += _norms([each.grad for each in parameters if each.grad is not None and each.numel()])
         return math.hypot(*norms)
 
+    @torch.no_grad()
+    def put_changes(self) -> float:
+        """Prepare for sending what takes the weights that were taken to the present ones, subtracted; its norm.
+
+        The norm is finite only if all changes are.
+        """
+        taken = iter(self._weights)
+        norms: list[float] = []
+        for shard, gradients in zip(self._link.shards, self._gradients, strict=True):
+            shard.payload = None
+            for change, (parameter, weights, _) in zip(gradients.views, taken, strict=False):
+                change.copy_(parameter)
+                torch.sub(weights, change, out=change)
+            norms += gradients.norms()
+        return math.hypot(*norms)
+
 
 def _in_place(layout: ShardLayout, parameters: Sequence[torch.nn.Parameter]) -> list[memoryview] | None:
     """The message as pieces of the gradients' own memory; None if a gradient's layout differs from the message's."""
@@ -171,8 +193,7 @@ class _Message:
 
     def gather(self, parameters: Sequence[torch.Tensor]) -> list[float]:
         """Copy the gradients into the message, with zeros for missing ones; returns the norms of its pieces."""
-        norms: list[float] = []
-        for own, flat, pieces in self._blocks:
+        for own, flat, _ in self._blocks:
             gradients = [parameter.grad for parameter in parameters[own]]
             dtype = flat.dtype
             plain = [
@@ -182,8 +203,11 @@ class _Message:
                 torch.cat(plain, out=flat)
             else:
                 gather(parameters[own], self.views[own])
-            norms += [norm_of(piece) for piece in pieces]
-        return norms
+        return self.norms()
+
+    def norms(self) -> list[float]:
+        """Return the norms of its pieces."""
+        return [norm_of(piece) for _, _, pieces in self._blocks for piece in pieces]
 
 
 def _norms(tensors: list[torch.Tensor]) -> list[float]:

@@ -360,6 +360,8 @@ def _check(
     """Refuse what a `Client` cannot run; returns what must agree of the weights and the optimizer."""
     if scheme.served is None:
         raise ConfigError(f"the scheme {scheme.name!r} needs no parameter servers: use evenstep.Balancer")
+    if scheme.period is not None:
+        raise ConfigError(f"the local steps of {scheme.name!r} run on PyTorch only: leave out period here")
     if scheme.served.servers != servers:
         raise ConfigError(
             f"the scheme asks for {scheme.served.servers} servers but {servers} were started: give start_servers or the"

@@ -1,0 +1,125 @@
+"""The server engine of local steps: a worker trains alone for a period, and then pushes the change of its model."""
+
+import math
+from typing import Any, Final, final
+
+import torch
+
+from evenstep.core.activity import Doing
+from evenstep.core.errors import ConfigError
+from evenstep.protocol.optimizer import OptimizerSpec, Options
+from evenstep.schemes import Outer
+from evenstep.torch.engines.served import ServedEngine
+from evenstep.worker.hand_outs import HandedOut
+
+
+@final
+class OuterOptimizer:
+    """The worker's side of the outer optimizer: its options. The servers have its state."""
+
+    def __init__(self, outer: Outer, *, groups: int, workers: int) -> None:
+        common: dict[str, Any] = {"lr": outer.rate, "momentum": outer.momentum}
+        if outer.delayed:
+            name, options = "DelayedNesterov", {**common, "every": float(workers)}
+        else:
+            rest = {"dampening": 0.0, "weight_decay": 0.0, "nesterov": bool(outer.momentum), "maximize": False}
+            name, options = "SGD", {**common, **rest}
+        self.spec: Final = OptimizerSpec(name=name, groups=(options,) * groups)
+
+    def options(self) -> tuple[Options, ...]:
+        """The options of each param group, which stay."""
+        return self.spec.groups
+
+    def hand_over(self) -> None:
+        """Do nothing: the state of the script's optimizer stays here."""
+
+    def clear(self) -> None:
+        """Do nothing, likewise."""
+
+
+@final
+class LocalServedEngine(ServedEngine):
+    """Steps the script's own optimizer on each batch of a claim, which is a period, and pushes the model's change.
+
+    The push takes place when the script asks for the next batch, after its optimizer has stepped, and the worker goes
+    on from the servers' weights.
+    """
+
+    def enter_loader(self) -> None:
+        now = self.hand_outs.in_hand
+        finished = now is None or now.finished
+        if now is not None and finished:
+            self._end_batch(now)
+        self.tracker.enter_loader(ended=finished)
+        self._pass.record()
+
+    def batch_ends(self) -> None:
+        now = self.hand_outs.in_hand
+        if now is not None:
+            self._end_batch(now)
+        super().batch_ends()
+
+    def begin(self, batch: HandedOut) -> None:
+        self._counted.append(batch)
+        self.tracker.begin(batch.share, batch.piece, batch.epoch, batch.origin.number)
+
+    def leave_loop(self) -> None:
+        now = self.tracker.iteration
+        if now is not None and now.paused is None and not (self._pass.ended and self._pass.held):
+            self.tracker.compute_ends()  # The steps of a period that was left are lost.
+        super().leave_loop()
+
+    @property
+    def synchronises(self) -> bool:
+        return self._pass.over or super().synchronises  # No worker waits for one that has left its period.
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self.check_batch(optimizer)
+        self.tracker.mark(Doing.STEPPED)
+        if (now := self.hand_outs.in_hand) is not None:
+            now.closed = True
+            if self._fetches_ahead is not True:
+                self._fetches_ahead = bool(self.hand_outs.ahead)
+
+    def after_step(self, *_: Any) -> None:
+        """Called after a step, as a hook: push after the last batch, if the loop ended before it was computed."""
+        now = self.hand_outs.in_hand
+        if self._loop_over and not self.hand_outs.ahead and now is not None and now.piece.last:
+            self.batch_ends()
+            if self._pass.ended and not self._pass.held:
+                self._pass.end()
+
+    def _end_batch(self, now: HandedOut) -> None:
+        """After the last batch of a period, push the change of the model since its weights were pulled."""
+        iteration = self.tracker.iteration
+        if not now.piece.last or iteration is None or iteration.paused is not None:
+            return
+        if now.open:
+            raise ConfigError(
+                "the change of the model is to be pushed after a batch whose backward has not run when the next one"
+                " begins: run the backward of a batch before the forward pass of the next"
+            )
+        counted = tuple(self._counted)
+        self.tracker.compute_ends()
+        self._counted.clear()
+        if self._pass.forfeited(now.claimed):
+            self._parameters.take_weights()  # Other workers have the samples, so the steps are in vain.
+            return
+        samples = sum(each.piece.samples for each in counted) if any(each.closed for each in counted) else 0
+        units = sum(each.piece.samples if each.units is None else each.units for each in counted)
+        norm = self._parameters.put_changes() if samples else 0.0
+        if math.isfinite(norm):
+            self._nonfinite.passed()
+        else:
+            self._nonfinite.skip(iteration, finite=True)  # The servers' weights, to which this worker goes back.
+            self._clean_state()
+            norm, samples = 0.0, 0
+        self._pass.push(iteration, now.claimed, samples=samples, units=units, norm=norm)
+        self._pass.settle()
+
+    def _clean_state(self) -> None:
+        """Let the script's optimizer go on without the NaNs and infinities in its state."""
+        for state in self._optimizer.state.values():
+            for value in state.values():
+                if torch.is_tensor(value):
+                    value.nan_to_num_(0.0, 0.0, 0.0)

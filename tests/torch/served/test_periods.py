@@ -1,0 +1,96 @@
+"""Local steps on servers: a push is the change of a model over a period, and the servers' optimizer steps along it."""
+
+import shutil
+from itertools import chain
+
+import numpy as np
+import pytest
+from support import served_faults, served_training, training
+from support.processes import results
+from support.recorded import by_worker
+from support.served import leaves, run_served, server_events
+from support.training import Run
+
+from evenstep.schemes import parse_scheme
+
+pytestmark = pytest.mark.multiprocess
+
+# 3 workers x 5 samples x 4 steps are 60 a global batch; the last claims of an epoch are shorter.
+UNEVEN = {"samples": 187, "epochs": 2}
+
+
+def trained(run, tmp_path, workers, **settings):
+    return results(run_served(served_training.train_in_periods, workers, run, run_dir=tmp_path, **settings))
+
+
+def same(values, expected):
+    np.testing.assert_allclose(values, expected, rtol=0, atol=1e-10)
+
+
+def each_once(run, values):
+    for epoch in range(run.epochs):
+        steps = chain.from_iterable(own for value in values for number, own in value["claims"] if number == epoch)
+        assert sorted(chain.from_iterable(steps)) == list(range(run.samples))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "servers", "optimizer"),
+    [
+        ("asp:period=4", 1, "momentum"),
+        ("ssp:bound=1,period=4,outer=sgd,outer_lr=0.9,servers=2", 2, "adam"),
+        ("dssp:lower=1,upper=2,period=4,steps=speed", 1, "sgd"),
+    ],
+)
+def test_it_is_the_mathematics_of_one_process_with_a_model_per_worker(tmp_path, scheme, servers, optimizer):
+    run = Run(scheme=scheme, optimizer=optimizer, **UNEVEN)
+    values = trained(run, tmp_path, 3, servers=servers)
+    each_once(run, values)
+    pushes = [(event.worker, event.pulled) for event in server_events(tmp_path, "push")]
+    claims = [value["claims"] for value in values]
+    expected = served_training.train_in_periods_alone(run, claims, pushes, parse_scheme(scheme).outer, 60)
+    for value in values:
+        same(value["ended"][-1], expected)
+        assert bool(value["kept"]) == (optimizer != "sgd")  # Each worker's optimizer stays with it.
+    # Batches have the loader's size, and a lead counts periods.
+    assert max(len(step) for own in claims for _, steps in own for step in steps) == 5
+    assert max(len(steps) for own in claims for _, steps in own) >= 4
+    iterations = [event for events in by_worker(tmp_path) for event in events if event.kind == "iteration"]
+    assert len(iterations) == len(pushes) == sum(map(len, claims)) < UNEVEN["samples"] * 2 // 5
+    if scheme.startswith("ssp"):
+        assert max(event.lead for event in iterations if event.lead is not None) <= 1
+
+
+def test_with_a_period_and_an_outer_rate_of_one_it_is_asp(tmp_path):
+    # Of whole batches: under `asp` a short one counts for its part of a global batch.
+    run = Run(scheme="asp:period=1,outer=sgd,outer_lr=1", optimizer="sgd", samples=85, epochs=2)
+    values = trained(run, tmp_path, 1)
+    same(values[0]["ended"][-1], training.train_alone(run, 5))
+
+
+def test_momentum_of_each_change_is_that_of_asp(tmp_path):
+    run = Run(scheme="asp:period=3,outer=nesterov,outer_lr=0.4,outer_momentum=0.6", optimizer="sgd", **UNEVEN)
+    values = trained(run, tmp_path, 3)
+    each_once(run, values)
+    assert values[0]["ended"] == values[1]["ended"] == values[2]["ended"]
+
+
+def test_a_worker_killed_in_a_period_holds_nobody_and_no_sample_is_lost(tmp_path):
+    run = Run(scheme="ssp:bound=1,period=3", **UNEVEN)
+    faults = {(2, "step"): served_faults.Kill()}
+    outcomes = run_served(served_faults.train, 3, run, tmp_path, 1, faults, run_dir=tmp_path)
+    assert outcomes[1].exitcode == -9
+    assert leaves(tmp_path)[1] == ["has ended"]
+    survivors = results([outcomes[0], outcomes[2]])
+    assert survivors[0]["ended"] == survivors[1]["ended"]
+    assert served_faults.pushed(tmp_path) == {epoch: list(range(run.samples)) for epoch in range(run.epochs)}
+
+
+def test_a_run_goes_on_from_a_snapshot_with_the_momentum_of_the_servers(tmp_path):
+    run = Run(scheme="asp:period=2,outer_momentum=0.8", optimizer="sgd", samples=60, epochs=3)
+    whole = trained(run, tmp_path, 1)
+    snapshots = sorted((tmp_path / "snapshots").iterdir())
+    shutil.rmtree(snapshots[-1])
+    resumed = run_served(served_faults.train_to_the_end, 1, run, run_dir=tmp_path, resume=True)
+    (restored,) = server_events(tmp_path, "restored")
+    assert restored.version == 12
+    assert results(resumed)[0] == whole[0]["ended"][-1]
