@@ -2,7 +2,7 @@
 
 Two network namespaces are the hosts, with a cable of 20 Mbit/s between them (token bucket filters) and two workers on
 each, which are 1, 1, 2 and 4 times as slow as the first. All train the same small transformer on the same number of
-samples, with the same inner optimizer. The cable is as slow for this model as one of 500 Mbit/s is for ten million
+samples, with the same inner optimizer. The cable is as slow for this model as one of 440 Mbit/s is for ten million
 parameters. `turns` has equal workers, of which one is 4 times as slow in every other 10 s.
 """
 
@@ -19,7 +19,7 @@ from harness import record
 from harness.hosts import two_hosts
 
 SCRIPT = Path(__file__).parent / "harness/local_steps_worker.py"
-PERIOD, DELAY, BATCH, STEPS, RATE = 10, 8, 8, 200, 2e-3
+PERIOD, DELAY, BATCH, STEPS, RATE = 10, 8, 8, 100, 2e-3
 PER_SAMPLE, MEGABITS, PORT = 0.012, 20, 29500
 LOCAL = {
     "torchft": "torchft",
@@ -29,6 +29,7 @@ LOCAL = {
     "diloco, steps=speed": f"diloco:period={PERIOD},steps=speed",
     "diloco, steps=speed, int8": f"diloco:period={PERIOD},steps=speed,wire=int8",
     "asp": f"asp:period={PERIOD}",
+    "asp, steps=speed": f"asp:period={PERIOD},steps=speed",
 }
 WHOLE = {"bsp": "bsp", "lb-bsp": "lb-bsp"}
 TURNS = {name: LOCAL[name] for name in ("diloco", "asp")}

@@ -95,12 +95,12 @@ def with_evenstep(model, optimizer, dataset, options):
         model, optimizer, DataLoader(dataset, batch_size=options.batch, shuffle=True), scheme=options.contestant,
         seed=options.seed, timeout=300.0,
     )  # fmt: skip
-    by_speed = "steps=speed" in options.contestant
+    own_steps = "steps=speed" in options.contestant or options.contestant.startswith("asp")
     averaged = None
     for step, (texts,) in enumerate(loader, 1):
         if averaged is not None:
             yield model, averaged
-        averaged = loader.synchronises if by_speed else step % options.period == 0
+        averaged = loader.synchronises if own_steps else step % options.period == 0
         managed.zero_grad()
         loss_of(whole, texts).backward()
         managed.step()
