@@ -25,7 +25,7 @@ CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "torchft", "evenstep.t
 CONTESTANTS = ("torchft", "evenstep")
 FEATURES, HIDDEN, PER_SAMPLE, WARMUP = 64, 256, 0.002, 20
 SLOWNESS = (1, 1, 2, 4)
-HEARTBEAT_SECONDS, TIMEOUT_SECONDS, STORM_SECONDS = 2, 30, 5
+HEARTBEAT_SECONDS, TIMEOUT_SECONDS, STORM_SECONDS = 1, 30, 5
 
 
 @dataclass(frozen=True)
@@ -109,19 +109,22 @@ def main():
 
 
 def measured(contestant, case, seed, *, gap):
-    """Samples per second after the first steps; with `gap` the seconds from the kill to the next step that counts."""
-    steps, kills = run(contestant, case, seed)
+    """Samples per second after the first steps; with `gap` the seconds from the kill to the next step that counts.
+
+    Until the end of the case: one that stops for ever after a kill would else have the rate before it.
+    """
+    steps, kills, end = run(contestant, case, seed)
     times = sorted({step: at for step, at, _ in reversed(steps)}.items())
     if gap:  # Others may still complete the step in which the replica died.
         after = [at for _, at in times if at > kills[0] - PER_SAMPLE * case.global_batch_size]
         return max(late - early for early, late in itertools.pairwise(after))
-    first, last = times[min(WARMUP, len(times) // 3)], times[-1]
+    first, last = times[min(WARMUP, len(times) // 3)][1], end if case.kills else times[-1][1]
     samples = {step: count for step, _, count in steps}
-    return sum(samples[step] for step, at in times if first[1] < at <= last[1]) / (last[1] - first[1])
+    return sum(samples[step] for step, at in times if at > first) / (last - first)
 
 
 def run(contestant, case, seed):
-    """The steps that counted, as tuples of number, time and samples, by time; and when replicas were killed."""
+    """The steps that counted, as tuples of number, time and samples, by time; when replicas were killed; the end."""
     from torchft.coordination import LighthouseServer
 
     lighthouse = LighthouseServer(
@@ -157,7 +160,7 @@ def run(contestant, case, seed):
                 if case.again:
                     lives[slot] += 1
                     running[slot] = start(slot, lives[slot])
-            return _steps(folder), kills
+            return _steps(folder), kills, time.time()
         finally:
             for process in running.values():
                 process.kill()

@@ -52,7 +52,7 @@ def test_a_replica_that_is_killed_is_named_and_shown_and_the_run_goes_on(tmp_pat
     summary = summarise(tmp_path / "run")
     # What a process did in the step in which it was killed counts, but it had no time to record it.
     assert 3992 <= sum(each.samples for each in summary.workers) <= 4000
-    assert summary.elastic.not_counted <= 1
+    assert summary.elastic.not_counted <= 2, "the one in which it died, and that in which it was back"
     assert top.main([str(tmp_path / "run"), "--once"]) == 0
     shown = capsys.readouterr().out
     assert summary.elastic.text in shown

@@ -387,8 +387,8 @@ def elastic():
         workers=3, elastic=True, restarts=1, timeout_seconds=4.0, alone_seconds=4.0
     )
 
-    def look(now, computing, waiting=NOBODY, *, running=ALL):
-        supervision.processes(running=running, halted=(), came=ALL, waiting=waiting, computing=computing)
+    def look(now, computing, waiting=NOBODY, *, running=ALL, halted=()):
+        supervision.processes(running=running, halted=halted, came=ALL, waiting=waiting, computing=computing)
         return run.look(now)
 
     return supervision, look
@@ -412,6 +412,17 @@ def test_a_replica_that_hangs_is_named_once_the_others_have_waited_and_ended_onc
     gone = look(31.0, {0: 9.0, 1: 9.0, 2: 16.0}, running=[2])
     assert gone == ["worker 2 did not come back within 4 s, and is ended", "end 2"]
     assert supervision.lost == {2: "kept the others waiting for 4 s and did not come back"}
+
+
+def test_a_replica_that_is_stopped_is_ended_also_when_the_others_have_finished_meanwhile():
+    supervision, look = elastic()
+    supervision.silent_seconds = 2.0
+    for worker in (0, 1):
+        supervision.ended(Ending(worker=worker, exit_code=0))
+    assert look(1.0, {2: 1.0}, running=[2], halted=[2]) == look(3.0, {2: 3.0}, running=[2], halted=[2]) == []
+    told, ended = look(3.1, {2: 3.1}, running=[2], halted=[2])
+    assert told.startswith("worker 2 stood still for 2 s")
+    assert ended == "end 2"
 
 
 def test_replicas_that_hang_are_ended_where_too_few_are_left_to_go_on():

@@ -137,6 +137,22 @@ def test_a_worker_that_was_asked_to_end_is_not_started_again(keep, tmp_path):
     assert (status(tmp_path)["exit_code"], status(tmp_path)["asked_to_end"]) == (-signal.SIGTERM, True)
 
 
+def test_a_signal_to_the_group_of_the_keeper_that_ends_a_worker_as_it_starts_was_a_request(tmp_path):
+    """As when torchrun stops a worker that is being started, while it is in the group of its keeper."""
+    program = (
+        "import os, signal, sys\nfrom evenstep.launch import supervisor\nstart = supervisor.Supervisor.start\n"
+        "def ended(*command, **options):\n    worker = start(*command, **options)\n"
+        "    for each in (os.getpid(), worker.child.pid):\n        os.kill(each, signal.SIGTERM)\n"
+        "    worker.child.wait()\n    return worker\n"
+        "supervisor.Supervisor.start = ended\nsys.exit(supervisor.main(sys.argv[1:]))"
+    )
+    worker = [sys.executable, "-c", "import signal; signal.pause()"]
+    keeper = [sys.executable, "-c", program, str(tmp_path), "3", *worker]
+    subprocess.run(keeper, env={**os.environ, "RANK": "2"}, timeout=GUARD_SECONDS, check=True)
+    assert (status(tmp_path)["exit_code"], status(tmp_path)["asked_to_end"]) == (-signal.SIGTERM, True)
+    assert status(tmp_path)["restarts"] == 0
+
+
 def test_a_worker_dies_with_its_keeper_whose_group_is_left_written_down(keep, tmp_path):
     with keep("print(os.getpid(), flush=True); signal.pause()") as keeper:
         worker = int(keeper.stdout.readline())

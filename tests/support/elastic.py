@@ -6,6 +6,7 @@ import os
 import signal
 import tempfile
 import time
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,13 +51,15 @@ class Elastic:
 @dataclass
 class Outcome:
     """`weights` of each process that finished, and the `errors` of those that raised, by replica and life; the indices
-    that each `reads` in its data workers; the `steps` that counted, as each process recorded them."""
+    that each `reads` in its data workers; the `steps` that counted, as each process recorded them; the last of the
+    `warnings` of each."""
 
     weights: dict = field(default_factory=dict)
     errors: dict = field(default_factory=dict)
     reads: dict = field(default_factory=dict)
     exits: list = field(default_factory=list)
     steps: list = field(default_factory=list)
+    warnings: list = field(default_factory=list)
 
 
 def parts(run, other=(), reads=None):
@@ -126,6 +129,7 @@ def replica(run, slot, life, lighthouse, all_here, coming, folder):
 
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)
+    warnings.showwarning = lambda message, *_: Path(folder, f"{slot}-{life}.warning").write_text(f"{message}")
     other = [given for process, given in run.other.items() if process == (slot, life)]
     settings = LaunchSettings(
         elastic=(1, run.replicas), lighthouse=lighthouse, slow=run.slow, timeout=str(run.timeout_seconds)
@@ -270,5 +274,7 @@ def read_files(folder, outcome):
             outcome.errors[file.stem] = text
         elif file.suffix == ".reads":
             outcome.reads[file.stem] = [*map(int, text.splitlines())]
+        elif file.suffix == ".warning":
+            outcome.warnings.append(text)
         else:
             outcome.steps += [json.loads(line) for line in text.splitlines()]

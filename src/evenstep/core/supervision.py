@@ -226,6 +226,10 @@ class Supervision:
         """True if a worker that was given up may still come back."""
         return any(state.gave_up and not state.over for state in self._all.values())
 
+    @property
+    def _finished(self) -> bool:
+        return self.elastic and any(state.finished for state in self._all.values())
+
     def look(self, now: float, *, last: bool = False) -> list[str]:
         """The sentences to tell the user now; `last`: all workers have ended."""
         rules = [
@@ -306,11 +310,12 @@ class Supervision:
     def _absent(self) -> Iterator[_Rule]:
         """Rules for workers that others wait for before the run begins, and for workers stopped at any time."""
         waited_for = not self._begun and not self.stopped and any(state.came for state in self._all.values())
+        goes_on = bool(set(self._running) - set(self._halted)) or self._finished
         for worker, state in self._all.items():
             if state.to_end:
                 continue
             absent = waited_for and not state.came
-            if worker in self._halted and set(self._running) - set(self._halted):
+            if worker in self._halted and goes_on:
                 limit = min(self.silent_seconds, self.timeout_seconds)
                 how = f"stood still for {limit:g} s, stopped by a signal such as SIGSTOP: find out who sent it"
                 yield _Rule(f"{worker} halted", limit, partial(self._end, worker, how))
@@ -323,11 +328,10 @@ class Supervision:
 
     def _useless(self) -> Iterator[_Rule]:
         """Rules for workers of an elastic run that would be alone, or never take a step."""
-        finished = any(state.finished for state in self._all.values())
         for worker, state in self._all.items():
             if not self.elastic or state.to_end or state.came or worker not in self._running:
                 continue
-            if finished:
+            if self._finished:
                 how = "came when the others had finished, and is ended"
                 yield _Rule(f"{worker} late", _AT_ONCE, partial(self._end, worker, how))
             elif state.fruitless >= _FRUITLESS:

@@ -11,8 +11,8 @@ from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.launch.one_host import LOOPBACK
 from evenstep.schemes import parse_scheme
 
-_HEARTBEAT_MILLISECONDS: Final = 2000
-"""How long a replica, which sends ten heartbeats a second, may be silent. Its death is noticed after this time."""
+_HEARTBEAT_MILLISECONDS: Final = 1000
+"""How long a replica on one host, which sends ten heartbeats a second, may be silent, and over a network twice this."""
 _TICK_MILLISECONDS: Final = 20
 
 
@@ -44,7 +44,7 @@ def quorum_of(settings: LaunchSettings) -> Iterator[str]:
             # As long as a replica sends heartbeats the others wait for it, for it may only be slow.
             join_timeout_ms=round(settings.timeout_seconds() * 1000),
             quorum_tick_ms=_TICK_MILLISECONDS,
-            heartbeat_timeout_ms=_HEARTBEAT_MILLISECONDS,
+            heartbeat_timeout_ms=_HEARTBEAT_MILLISECONDS if named is None else 2 * _HEARTBEAT_MILLISECONDS,
         )
     except RuntimeError:
         if named is None:

@@ -161,6 +161,8 @@ class Keeper:
         self._group.write_text(f"{worker.child.pid} {self._process}")
         while worker.exit_code is None:
             self._take_signal(worker)
+        # A signal to the keeper's group also ends a worker that has not left it yet.
+        self._asked_to_end |= -worker.child.returncode in FORWARDED & signal.sigpending()
         if worker.exit_code != 0 or self._orphaned:
             worker.kill()
         self._group.unlink()

@@ -164,7 +164,7 @@ _SHOWN: Final[Mapping[type[Event], tuple[int, Callable[[Any], str]]]] = {
 
 @final
 class Logged:
-    """Passes every event on, and logs the few that matter to the logger `evenstep`.
+    """Passes every event of this `worker` on, and logs the few that matter to the logger `evenstep`.
 
     INFO: a worker starts, or is slowed on purpose. DEBUG: sizes change. WARNING: a device runs out of memory. ERROR: an
     exception ends the script. `logging.basicConfig(level=logging.INFO)` shows them in a script.
@@ -173,7 +173,7 @@ class Logged:
     def __init__(self, recorder: Selective, worker: int) -> None:
         self._recorder = recorder
         self._logger = logging.getLogger("evenstep")
-        self._worker = worker
+        self.worker = worker
 
     def takes(self, kind: type[Event]) -> bool:
         """True if events of this kind are kept or shown; others need not be made."""
@@ -184,7 +184,7 @@ class Logged:
         self._recorder.record(event)
         if (shown := _SHOWN.get(type(event))) is not None:
             level, text = shown
-            self._logger.log(level, "worker %d: %s", self._worker, text(event))
+            self._logger.log(level, "worker %d: %s", self.worker, text(event))
 
     def close(self) -> None:
         """No more events follow."""

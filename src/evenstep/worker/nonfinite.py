@@ -45,7 +45,7 @@ class NonfiniteGuard:
             NonfiniteGradientError: The scheme refuses such gradients.
             DivergedError: The weights are not finite, or no gradient has been finite for a long time.
         """
-        worker = self._tracker.workers.rank
+        worker = self._tracker.recorder.worker
         if self._refuses:
             raise NonfiniteGradientError(
                 f"the gradient of iteration {now.number} on worker {worker} holds a NaN or an infinity:"

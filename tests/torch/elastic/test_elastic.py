@@ -75,8 +75,13 @@ def test_two_replicas_die_in_one_step_and_one_of_them_comes_back_with_other_data
 
 
 def test_a_stopped_replica_is_left_out_and_the_others_go_on():
-    run = Elastic(faults={(1, 10): "stop"}, timeout_seconds=3, epochs=1)
-    assert require_as_alone(run, run_replicas(run))[-1] == 2
+    """And one that computes a NaN then is named by its place, though its rank is another."""
+    faults = {(1, 10): "stop", (2, 20): "nan"}
+    run = Elastic(faults=faults, timeout_seconds=3, epochs=1, options={"scheme": "lb-bsp:nonfinite=skip"})
+    outcome = run_replicas(run)
+    assert require_as_alone(run, outcome)[-1] == 2
+    skipped = [each for each in outcome.warnings if "left out" in each]
+    assert [each.partition(" left")[0] for each in skipped] == ["worker 2"]
 
 
 def test_a_checkpoint_of_one_replica_is_where_other_replicas_begin(tmp_path):

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import ClassVar, Self, final
 
 import numpy as np
@@ -104,7 +105,7 @@ class Averages(Expert):
                 self._levels[:, worker], self._counts[worker] = expert._levels[:, index], expert._counts[index]
         there = self._levels[0] > 0
         if there.any():
-            self._levels[:, ~there] = np.median(self._levels[:, there], axis=1, keepdims=True)
+            self._levels[:, ~there] = [[median(each)] for each in self._levels[:, there].tolist()]
         return bool(there.any())
 
 

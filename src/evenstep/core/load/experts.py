@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import median
 from types import MappingProxyType
 from typing import Final, TypeAlias, final
 
@@ -191,8 +192,7 @@ class ExpertsPolicy(LoadPolicy):
             if source is not None:
                 policy, index = source
                 self.paces[worker], self._seen[worker] = policy.paces[index], policy._seen[index]
-        there = self.paces > 0
-        self.paces[~there] = np.median(self.paces[there])
+        self.paces[self.paces <= 0] = median(self.paces[self.paces > 0].tolist())  # np.median loads numpy.ma: 0.08 s.
         self._losses = former._losses
         self._cost.load_state_dict(former._cost.state_dict())
         recalled = [

@@ -164,6 +164,9 @@ class ElasticEngine(Engine):
             raise ConfigError(
                 "a backward ran outside the loop over the session's loader: compute gradients of its batches alone"
             )
+        if self._quorum.pending:
+            with self.meeting():
+                self._quorum.arrive()
         buffer, weighed = bucket.buffer(), self._units is not None
         if self._units is not None:
             (units, table, wait), self._units = self._units, None

@@ -3,6 +3,9 @@
 import time
 import zlib
 from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, Final, final
 
 import torch
@@ -21,23 +24,51 @@ class BrokenQuorumError(EvenstepError, RuntimeError):
 
 
 @final
-class _Numbering:
+class _Client:
     """A client of torchft's manager for which a quorum of other members has another number.
 
     A Lighthouse that is started again counts from 1. Members connect anew only if the number is new to them, and leave
     their addresses under it in a store that may hold those of an earlier quorum.
+
+    Attributes:
+        ahead: The next quorum, for which it has asked before torchft does.
     """
 
     def __init__(self, client: Any) -> None:
         self._client = client
+        self._request: dict[str, Any] = {}
+        self.ahead: Future[Any] | None = None
+        self._asked: SimpleQueue[tuple[dict[str, Any], Future[Any]]] = SimpleQueue()
+        Thread(target=self._answer, daemon=True).start()  # Nothing waits for it at the end of the script.
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
+    def ask(self, step: int) -> None:
+        """Ask for the quorum of this step, which follows one that counted, in the background."""
+        self.ahead = Future()
+        self._asked.put((self._request | {"step": step, "commit_failures": 0}, self.ahead))
+
+    def _answer(self) -> None:
+        while True:
+            request, ahead = self._asked.get()
+            try:
+                ahead.set_result(self._found(request))
+            except Exception as error:
+                ahead.set_exception(error)
+
     def _quorum(self, **request: Any) -> Any:
+        self._request, ahead, self.ahead = request, self.ahead, None
+        return self._found(request) if ahead is None else ahead.result()
+
+    def _found(self, request: dict[str, Any]) -> Any:
         found = self._client._quorum(**request)
         found.quorum_id = zlib.crc32(" ".join((str(found.quorum_id), *sorted(found.replica_ids))).encode())
         return found
+
+    def should_commit(self, _rank: int, _step: int, should_commit: bool, **_: Any) -> bool:
+        """The vote of this process, which is all of a replica: torchft would send it to a server and back."""
+        return should_commit
 
 
 @final
@@ -56,36 +87,61 @@ class Quorum:
                 "sizes follow from the members, who must be known before a batch is fetched: give torchft's Manager"
                 " use_async_quorum=False"
             )
-        manager._client = _Numbering(manager._client)
+        manager._client = self._client = _Client(manager._client)
         self._manager = manager
         self._tell = tell
         self._seconds = 2 * manager._quorum_timeout
-        self._open = False
+        self._open = self._moved = False
         # torchft counts the quorums: one whose members, or their connections, are new has a new number.
         self._known = -1
 
     def open(self) -> None:
         """Meet the other members, unless this has happened for this step; a replica that is behind gets the state.
 
-        Not in the background: a member would then compute the next step before all others have ended this one, and if
-        it stopped there, one could count a step that another repeats.
+        After a step that counted, the members are taken to be the same until `arrive`, and only asked for in the
+        background. If they are others by then, the step is `broken`, and they meet before the next one.
         """
         if self._open:
             return
+        self._open = True
+        if self._known != -1 and not self._moved:
+            self._client.ask(self.step)
+            self._tell("computing")
+            return
+        self._moved = False
+        self._wait(self._meet)
+
+    def _wait(self, until: Callable[[], object]) -> None:
         if self._manager._quorum_id >= 0:  # One that joins may wait while the others evaluate.
             self._tell("waiting")
+        until()
+        self._tell("computing")
+
+    def _meet(self) -> None:
         ends = time.monotonic() + _TRIES * self._seconds.total_seconds()
         while True:
             try:
-                self._manager.start_quorum(timeout=self._seconds)
-                break
+                return self._manager.start_quorum(timeout=self._seconds)
             except (RuntimeError, TimeoutError):  # A request is lost with a Lighthouse that is started again.
                 self._manager._quorum_future = None
                 if time.monotonic() > ends:
                     raise
                 time.sleep(_PAUSE_SECONDS)
-        self._open = True
-        self._tell("computing")
+
+    @property
+    def pending(self) -> bool:
+        """True until `arrive`, if the members are taken to be the same."""
+        return self._client.ahead is not None and not self._moved
+
+    def arrive(self) -> None:
+        """Wait until it is known who the members are."""
+        if self._moved or (ahead := self._client.ahead) is None:
+            return
+        if not ahead.done():
+            self._wait(ahead.exception)
+        self._moved = ahead.exception() is not None or ahead.result().quorum_id != self._known
+        if not self._moved:
+            self._client.ahead = None
 
     @property
     def step(self) -> int:
@@ -109,13 +165,14 @@ class Quorum:
     @property
     def broken(self) -> bool:
         """True if this step cannot count."""
-        return self._manager.errored() is not None
+        return self._moved or self._manager.errored() is not None
 
     def sum(self, tensor: torch.Tensor) -> Callable[[], None]:
         """Begin to add up this tensor over the members, in place; call what is returned, and look at `broken`.
 
         Like `Manager.allreduce`, without the half millisecond of futures that it takes.
         """
+        self.arrive()
         if self.broken:
             return _nothing
         try:
@@ -134,6 +191,7 @@ class Quorum:
 
     def table(self, row: torch.Tensor) -> torch.Tensor:
         """A table with this row at the rank of this replica, shape [members, ...]; `sum` fills in the others."""
+        self.arrive()
         rank, count = self.place
         table = torch.zeros((count, *row.shape), dtype=row.dtype)
         table[rank] = row
@@ -159,6 +217,8 @@ class Quorum:
     def commit(self) -> bool:
         """End the step; returns whether it counts. If not, no state may have changed."""
         self._open = False
+        if self._moved:
+            return False
         counts = bool(self._manager.should_commit())
         if not counts:  # Another member may wait for this one in a sum that has failed here: it fails there too then.
             self._known = -1
