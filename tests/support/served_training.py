@@ -1,10 +1,16 @@
 """What the workers of runs on servers run in the tests; each function returns plain values."""
 
+import math
+import os
+import warnings
+
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
 from support import own_optimizers, training
+from support.ahead_habits import ahead
+from support.guard import GUARD_SECONDS
 from support.training import step, weights
 
 
@@ -63,6 +69,37 @@ def train_in_periods(run):
             step(model, optimizer, inputs, targets)
         ended.append(weights(model))
     return {"ended": ended, "claims": claims, "kept": len(optimizer.state)}
+
+
+def train_in_periods_ahead(run):
+    """The same weights of a loop that fetches each batch before the step on the one before."""
+    model, optimizer, loader = training.prepared(run)
+    ended = []
+    for _ in range(run.epochs):
+        for batch in ahead(loader, 1):
+            step(model, optimizer, *batch)
+        ended.append(weights(model))
+    return {"ended": ended}
+
+
+def break_and_spoil_a_period(run, barrier):
+    """Worker 1 leaves the first epoch in a period, and in the second a loss of its is NaN; each epoch has both."""
+    model, optimizer, loader = training.prepared(run)
+    ended, victim = [], os.environ["RANK"] == "1"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for epoch in range(run.epochs):
+            for number, (inputs, targets) in enumerate(loader):
+                if not number:
+                    barrier.wait(GUARD_SECONDS)
+                loss = torch.nn.functional.mse_loss(model(inputs), targets)
+                optimizer.zero_grad()
+                (loss * math.nan if (victim, epoch, number) == (True, 1, 1) else loss).backward()
+                optimizer.step()
+                if (victim, epoch, number) == (True, 0, 1):
+                    break
+            ended.append(weights(model))
+    return {"ended": ended, "skipped": loader.statistics().skipped, "warned": [str(each.message) for each in caught]}
 
 
 def train_in_periods_alone(run, claims, pushes, outer, global_batch_size):

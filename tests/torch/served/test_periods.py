@@ -5,12 +5,16 @@ from itertools import chain
 
 import numpy as np
 import pytest
+import torch
 from support import served_faults, served_training, training
-from support.processes import results
+from support.processes import CONTEXT, results
 from support.recorded import by_worker
 from support.served import leaves, run_served, server_events
 from support.training import Run
+from torch.utils.data import DataLoader, TensorDataset
 
+import evenstep
+from evenstep.core.errors import ConfigError
 from evenstep.schemes import parse_scheme
 
 pytestmark = pytest.mark.multiprocess
@@ -36,7 +40,7 @@ def each_once(run, values):
 @pytest.mark.parametrize(
     ("scheme", "servers", "optimizer"),
     [
-        ("asp:period=4", 1, "momentum"),
+        ("asp:period=4,outer_lr=0.3", 1, "momentum"),
         ("ssp:bound=1,period=4,outer=sgd,outer_lr=0.9,servers=2", 2, "adam"),
         ("dssp:lower=1,upper=2,period=4,steps=speed", 1, "sgd"),
     ],
@@ -50,7 +54,8 @@ def test_it_is_the_mathematics_of_one_process_with_a_model_per_worker(tmp_path, 
     expected = served_training.train_in_periods_alone(run, claims, pushes, parse_scheme(scheme).outer, 60)
     for value in values:
         same(value["ended"][-1], expected)
-        assert bool(value["kept"]) == (optimizer != "sgd")  # Each worker's optimizer stays with it.
+        if value["claims"]:
+            assert bool(value["kept"]) == (optimizer != "sgd")  # Each worker's optimizer stays with it.
     # Batches have the loader's size, and a lead counts periods.
     assert max(len(step) for own in claims for _, steps in own for step in steps) == 5
     assert max(len(steps) for own in claims for _, steps in own) >= 4
@@ -67,11 +72,40 @@ def test_with_a_period_and_an_outer_rate_of_one_it_is_asp(tmp_path):
     same(values[0]["ended"][-1], training.train_alone(run, 5))
 
 
-def test_momentum_of_each_change_is_that_of_asp(tmp_path):
-    run = Run(scheme="asp:period=3,outer=nesterov,outer_lr=0.4,outer_momentum=0.6", optimizer="sgd", **UNEVEN)
-    values = trained(run, tmp_path, 3)
-    each_once(run, values)
-    assert values[0]["ended"] == values[1]["ended"] == values[2]["ended"]
+def test_batches_may_be_fetched_ahead_within_and_beyond_a_period(tmp_path):
+    run = Run(scheme="asp:period=3,outer=nesterov,outer_lr=0.4", optimizer="sgd", num_workers=1, **UNEVEN)
+    values = results(run_served(served_training.train_in_periods_ahead, 2, run, run_dir=tmp_path))
+    assert values[0]["ended"] == values[1]["ended"]
+    assert np.isfinite(values[0]["ended"]).all()
+    assert sum(event.samples for event in server_events(tmp_path, "push")) == run.samples * run.epochs
+
+
+def test_steps_of_a_period_that_is_left_or_not_finite_are_lost_and_nobody_else_sees_them(tmp_path):
+    run = Run(scheme="asp:period=3", **UNEVEN)
+    function, barrier = served_training.break_and_spoil_a_period, CONTEXT.Barrier(2)
+    values = results(run_served(function, 2, run, barrier, run_dir=tmp_path))
+    assert [value["skipped"] for value in values] == [0, 1]
+    assert any("which holds a NaN" in each for each in values[1]["warned"])
+    assert values[0]["ended"] == [values[0]["ended"][0], values[1]["ended"][1]]
+    assert np.isfinite(values[0]["ended"]).all()
+    pushed = [event.samples for event in server_events(tmp_path, "push")]
+    assert pushed.count(0) == 1  # The samples that the worker left in the first epoch, others have taken.
+    assert sum(pushed) == run.samples * run.epochs - 15
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"batch_sampler": [[*range(8)], [*range(8, 12)]]}, "the period counts batches of one worker"),
+        ({"batch_size": 4}, "are on the loader's own batches: leave out global_batch_size"),
+    ],
+)
+def test_a_period_needs_batches_of_one_worker(given, says):
+    size = 8 if "batch_size" in given else None
+    model, loader = torch.nn.Linear(2, 1), DataLoader(TensorDataset(torch.ones(32, 2)), **given)
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(ConfigError, match=says):
+        next(iter(evenstep.prepare(model, optimizer, loader, scheme="asp:period=4", global_batch_size=size)[2]))
 
 
 def test_a_worker_killed_in_a_period_holds_nobody_and_no_sample_is_lost(tmp_path):

@@ -114,6 +114,7 @@ def test_what_a_client_is_made_with_is_checked(monkeypatch):
 MISTAKES = {
     "length must be a whole number from 1": {"length": 0},
     "the scheme 'lb-bsp' needs no parameter servers": {"scheme": "lb-bsp"},
+    "the local steps of 'asp:period=4' run on PyTorch only: leave out period here": {"scheme": "asp:period=4"},
     "weights takes a list of numpy arrays, not ndarray": {"weights": np.zeros(2)},
     "weight 0 is int64: servers train": {"weights": [np.zeros(2, dtype=np.int64)]},
     "SGD has no option 'momentun': did you mean 'momentum'": {"options": {"momentun": 0.9}},
