@@ -23,6 +23,7 @@ SHORT = {
     "ddp_plain.py": ("--epochs", "1"),
     "ddp_evenstep.py": ("--epochs", "1"),
     "fsdp.py": ("--epochs", "1", "--width", "32", "--blocks", "2"),
+    "mesh.py": ("--epochs", "1", "--width", "32"),
     "images.py": ("--epochs", "2", "--batch-size", "32", "--amp", "bfloat16"),
     "gpt.py": ("--steps", "10", "--batch-size", "2", "--context", "32"),
     "lengths.py": ("--epochs", "1", "--longest", "60", "--batch-size", "64", "--width", "16"),
@@ -94,6 +95,11 @@ def test_a_sharded_model():
 
 
 @pytest.mark.multiprocess
+def test_replicas_of_two_processes():
+    assert run_example("mesh.py", 4).startswith("epoch 1: test accuracy ")
+
+
+@pytest.mark.multiprocess
 def test_resuming(tmp_path):
     first = run_example("resume.py", options=("--epochs", "1", "--checkpoints", tmp_path))
     assert first.startswith("from the beginning, in epoch 1\nepoch 1: test accuracy ")
@@ -155,7 +161,7 @@ def test_every_command_that_first_contact_types_stands_on_its_page():
 
 
 @pytest.mark.parametrize(
-    "name", ["images.py", "gpt.py", "fsdp.py", "resume.py", "lengths.py", "own_batches.py", "rollouts.py"]
+    "name", ["images.py", "gpt.py", "fsdp.py", "mesh.py", "resume.py", "lengths.py", "own_batches.py", "rollouts.py"]
 )
 def test_an_example_can_be_read_at_a_glance(name):
     assert len((EXAMPLES / name).read_text().splitlines()) < 80

@@ -67,7 +67,7 @@ def names():
         "first": DataLoader(data, batch_size=16), "second": DataLoader(data, batch_size=16), "model": model,
         "my_batch": lambda positions: data[torch.as_tensor(positions)], "np": np, "npt": npt, "optimizer": optimizer,
         "policies": evenstep.policies, "log": lambda values, step: None,
-        "run_dir": write_log(Path("run"), [(0.1, 0.1, 0.1)]), "paths": [path],
+        "run_dir": write_log(Path("run"), [(0.1, 0.1, 0.1)]), "paths": [path], "parts": 1,
         "rank": int(os.environ["RANK"]), "rollouts": data[:8][0].split((1, 2, 5)), "speeds": None,
         "sum_of_token_losses": lambda model, rollouts: model(torch.cat(rollouts)).sum(), "tokens_of_all_rollouts": 8,
         "workers": 2,

@@ -73,7 +73,7 @@ def restore(
     def look() -> list[str]:
         saver.wait()
         Contents.of(model, optimizer, extras)
-        return checkpoints.newest_first() if engine.workers.rank == 0 else []
+        return checkpoints.newest_first() if engine.workers.processes.rank == 0 else []
 
     names: list[str] = together(engine, look)[0]
     name = _newest_whole(checkpoints, names, engine)
@@ -84,7 +84,7 @@ def restore(
         return None
     engine.tracker.record_checkpoint(name, restored=True)
     with suppress(OSError, DamagedError):
-        if engine.workers.rank == 0 and not manifest_of(checkpoints.path / name).get("finite", True):
+        if engine.workers.processes.rank == 0 and not manifest_of(checkpoints.path / name).get("finite", True):
             warnings.warn(checkpoints.not_finite(name), stacklevel=2)
     return Path(folder) / name
 
@@ -93,7 +93,7 @@ def _newest_whole(checkpoints: CheckpointFolder, names: Sequence[str], engine: E
     """Return the first of these checkpoints that is not damaged; None if there are none."""
     damage = ""
     for name in names:
-        found = together(engine, partial(_check, checkpoints.path / name, engine.workers))
+        found = together(engine, partial(_check, checkpoints.path / name, engine.workers.processes))
         seen = [each["seen"] for each in found]
         if any(seen) and not all(seen):
             raise CheckpointError(
@@ -104,7 +104,7 @@ def _newest_whole(checkpoints: CheckpointFolder, names: Sequence[str], engine: E
         if wrong is None:
             return name
         damage = damage or f"{name} is damaged ({wrong})"
-        if engine.workers.rank == 0:
+        if engine.workers.processes.rank == 0:
             warnings.warn(
                 f"the checkpoint {checkpoints.path / name} is damaged ({wrong}) and left out: training goes on from the"
                 " one before, if there is one",
@@ -135,7 +135,7 @@ def _check(checkpoint: Path, workers: Workers) -> dict[str, Any]:
 
 def _read(checkpoint: Path, contents: Contents, loaders: Sequence[Batches]) -> None:
     """Restore from a checkpoint that is whole. Each worker reads what it needs, without waiting for others."""
-    engine, workers = loaders[0].engine, loaders[0].engine.workers
+    engine, workers = loaders[0].engine, loaders[0].engine.workers.processes
     found: dict[str, Any] = {}
     run: dict[str, Any] = {}
     plain: dict[str, Any] = {}

@@ -25,6 +25,7 @@ from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.torch.agree import device_identity
 from evenstep.torch.data.batches import Batches
 from evenstep.torch.engines.served import ServedEngine
+from evenstep.torch.model import is_sharded
 
 FORMAT: Final = 2
 VALUES: Final = "values"
@@ -89,13 +90,13 @@ def save(
     def begin() -> dict[str, Any]:
         saver.wait()
         contents = Contents.of(model, optimizer, extras)
-        written.update(_own_part(contents, engine.workers.rank))
+        written.update(_own_part(contents, engine.workers.processes.rank))
         return {
             "extras": sorted(contents.extras),
-            "device": device_identity(contents.device, engine.workers),
+            "device": device_identity(contents.device, engine.workers.processes),
             "finite": contents.finite,
             "forecaster": engine.tracker.meter.state_dict(),
-            "name": saver.folder.begin() if engine.workers.rank == 0 else None,
+            "name": saver.folder.begin() if engine.workers.processes.rank == 0 else None,
         }
 
     try:
@@ -103,7 +104,7 @@ def save(
         engine.compare_replicas()
         require_agreement(told, {"extras": Field(phrase="the extras {}", then="save the same on every worker")})
         name: str = told[0]["name"]
-        if engine.workers.rank == 0:
+        if engine.workers.processes.rank == 0:
             devices, forecasters = ([each[key] for each in told] for key in ("device", "forecaster"))
             run = {"scheme": loader.scheme, "loaders": positions, "devices": devices, "forecasters": forecasters}
             written[RUN] = json.dumps(run)
@@ -111,12 +112,12 @@ def save(
             "format": FORMAT,
             "evenstep": evenstep.__version__,
             "torch": torch.__version__,
-            "workers": engine.workers.count,
+            "workers": engine.workers.processes.count,
             "epoch": positions[0]["epoch"],
             "iteration": positions[0]["iteration"],
             "finite": all(each["finite"] for each in told),
         }
-        if engine.workers.rank == 0 and not manifest["finite"]:
+        if engine.workers.processes.rank == 0 and not manifest["finite"]:
             _warn_of_first(saver.folder, name)
         writer = CheckpointWriter(saver.folder, name, manifest, keep=keep)
         together(engine, partial(saver.save, written, writer, asynchronous=asynchronous))
@@ -175,6 +176,12 @@ def require_arguments(folder: object, model: object, optimizer: object, loader: 
         raise ConfigError(
             f"under the scheme {loaders[0].scheme!r} weights and optimizer state are on servers, which write their own"
             " snapshots: give evenstep run --run-dir, continue with --resume, and leave out evenstep.checkpoint"
+        )
+    models = model if isinstance(model, tuple) else (model,)
+    if loaders[0].engine.workers.peers is not None and not all(map(is_sharded, models)):
+        raise ConfigError(
+            "a checkpoint holds tensors of one name once, and here each peer of a worker has its own: shard the model"
+            " with fully_shard, or save each peer's part with torch.distributed.checkpoint"
         )
     return loaders
 

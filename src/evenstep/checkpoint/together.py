@@ -29,7 +29,7 @@ def together(engine: Engine, part: Callable[[], Any]) -> list[Any]:
         failure = explained(error)
     try:
         with activity.waiting():
-            records = gather(engine.workers, {"value": value} if failure is None else {"error": str(failure)})
+            records = gather(engine.workers.processes, {"value": value} if failure is None else {"error": str(failure)})
     except RuntimeError as error:
         raise WorkerLostError(
             f"a checkpoint, which all workers save and restore together, was not finished, and those before it are"
@@ -39,7 +39,7 @@ def together(engine: Engine, part: Callable[[], Any]) -> list[Any]:
         raise failure
     for rank, record in enumerate(records):
         if "error" in record:
-            raise CheckpointError(f"worker {rank}: {record['error']}")
+            raise CheckpointError(engine.workers.named(f"worker {rank}: {record['error']}"))
     return [record["value"] for record in records]
 
 

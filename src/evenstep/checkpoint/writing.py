@@ -107,9 +107,9 @@ class Saver:
         Raises:
             OSError, RuntimeError, CheckpointException: It could not be written, on this worker or another.
         """
-        group = self._engine.workers.host_group
+        group = self._engine.workers.processes.host_group
         if asynchronous and dist.is_initialized():
-            group = self._group = self._group or _another_group(self._engine.workers)
+            group = self._group = self._group or _another_group(self._engine.workers.processes)
         if group is None:  # A single process needs none, but torch warns, and does so in the thread.
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
         # Worker 0 writes what all workers have alike.
@@ -134,7 +134,7 @@ class Saver:
         failure = explained(error, f"{name}, which was written while training went on,")
         self.folder.abandon()
         try:
-            if self._engine.workers.rank == 0:  # Many a script ends without closing its loader.
+            if self._engine.workers.processes.rank == 0:  # Many a script ends without closing its loader.
                 say(str(failure))
         finally:
             pending.set_exception(failure)

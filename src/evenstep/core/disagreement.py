@@ -65,18 +65,20 @@ def require_agreement(records: Sequence[Mapping[str, Any]], fields: Mapping[str,
 
 NOTHING_ASKED: Final[Mapping[str, object]] = MappingProxyType({"scheme": None, "servers": None})
 _SCHEME: Final = Field(phrase="the scheme {}")
+_MESH: Final = Field(phrase="the mesh {}", none="no mesh", then="give every process the same mesh and data_dims")
 
 
 def require_same_way(asked: Sequence[Mapping[str, Any]], rank: int) -> None:
     """Check that all workers want to join each other in the same way, before any of them waits for the others.
 
     Args:
-        asked: By rank: the `scheme` that the worker was asked for and its number of `servers` or None; or an `error`.
+        asked: By rank: the `scheme` that the worker was asked for, its number of `servers` or None, and its `mesh`, if
+            it has one; or an `error`.
         rank: This worker's rank.
 
     Raises:
         ConfigError: A worker was asked for something wrong; raised on all workers.
-        DisagreementError: The workers are to join different numbers of servers.
+        DisagreementError: The workers are to join different numbers of servers, or have other meshes.
     """
     for worker, each in enumerate(asked):
         if "error" in each:
@@ -84,6 +86,8 @@ def require_same_way(asked: Sequence[Mapping[str, Any]], rank: int) -> None:
             raise ConfigError(own or f"worker {worker}: {each['error']}")
     if len({each["servers"] for each in asked}) > 1:
         raise DisagreementError(disagreement(_SCHEME, [each["scheme"] for each in asked]))
+    if said := disagreement(_MESH, [each.get("mesh") for each in asked]):
+        raise DisagreementError(said)
 
 
 _ARRAY: Final = Field(phrase="{}", none="nothing", then="start every worker with the same model and optimizer")

@@ -4,7 +4,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, final
 
 import torch
@@ -21,7 +21,7 @@ from evenstep.torch.data.common_data import checksum_of, require_common
 from evenstep.torch.data.order import EpochOrder, order_of
 from evenstep.torch.failure import read_failure
 from evenstep.torch.model import needed_batch
-from evenstep.torch.processes.workers import Workers, gather
+from evenstep.torch.processes.workers import Workers, exchange, gather
 from evenstep.torch.refusals import (
     require_loader,
     require_private_possible,
@@ -74,15 +74,14 @@ def agree(request: RunRequest, workers: Workers, activity: Activity) -> tuple[Ag
         ConfigError: Something cannot work, on this worker or on another one; the message names the worker.
         DisagreementError: The workers were given different things.
     """
-    exchange = _exchange(workers, activity)
     loader = cache(lambda: _own_loader(request, workers, request.asked_scheme()))
     agreed = agreement.agree(
         lambda: _check(request, workers, loader),
-        exchange,
+        _exchange(workers, activity),
         size=lambda scheme: request.whole_batch_size(scheme, loader().order.sampling, workers.count),
         usual=DEFAULT_MINIMUM if request.accumulation == 1 else 1,  # Batches have the script's own size.
     )
-    require_common(request.loader, agreed.workers, exchange, workers.rank)
+    _require_common(request, loader(), agreed.workers, workers, activity)
     return agreed, _terms(request, loader(), agreed.scheme, agreed.problem.global_batch_size, agreed.workers)
 
 
@@ -93,10 +92,10 @@ def agree_on_loader(request: RunRequest, workers: Workers, agreed: Agreed, first
         ConfigError: The loader cannot be trained on, on this worker or on another one; the message names the worker.
         DisagreementError: The workers were given different loaders.
     """
-    exchange, scheme = _exchange(workers, activity), agreed.scheme
-    own, records = tell(lambda: _check_loader(request, workers, scheme, first), exchange)
+    scheme = agreed.scheme
+    own, records = tell(lambda: _check_loader(request, workers, scheme, first), _exchange(workers, activity))
     require_same(records)
-    require_common(request.loader, records, exchange, workers.rank)
+    _require_common(request, own, records, workers, activity)
     whole = request.whole_batch_size(scheme, own.order.sampling, workers.count)
     load_policy(scheme.load, workers.count).allocate(replace(agreed.problem, global_batch_size=whole))
     return _terms(request, own, scheme, whole, records)
@@ -196,11 +195,24 @@ def _terms(
 def _exchange(workers: Workers, activity: Activity) -> Exchange:
     """The function that exchanges this worker's record for the records of all workers."""
 
-    def exchange(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def told(record: Mapping[str, Any]) -> list[dict[str, Any]]:
         with activity.waiting():
-            return gather(workers, record)
+            return exchange(workers, record)
 
-    return exchange
+    return told
+
+
+def _require_common(
+    request: RunRequest, own: _OwnLoader, records: Sequence[Mapping[str, Any]], workers: Workers, activity: Activity
+) -> None:
+    """Check that all processes have the same samples."""
+    if workers.peers is None:
+        require_common(request.loader, records, _exchange(workers, activity), workers.rank)
+        return
+    processes = workers.processes
+    with activity.waiting(), workers.peers.naming():
+        told = gather(processes, {"samples": own.record["samples"]})
+        require_common(request.loader, told, partial(gather, processes), processes.rank)
 
 
 def _check(request: RunRequest, workers: Workers, own_loader: Callable[[], _OwnLoader]) -> Own:
@@ -229,8 +241,9 @@ def _check(request: RunRequest, workers: Workers, own_loader: Callable[[], _OwnL
         **loader.record,
         **told,
         "empty": request.empty,
-        "parameters": sum(parameter.numel() for parameter in parameters),
-        "shapes": zlib.crc32(repr([list(parameter.shape) for parameter in parameters]).encode()),
+        # Peers have other parts of a model.
+        "parameters": sum(parameter.numel() for parameter in parameters) if workers.peers is None else None,
+        "shapes": None if workers.peers else zlib.crc32(repr([list(each.shape) for each in parameters]).encode()),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
         "smallest_batch": _needed_batch(request),
         "largest_batch": largest,

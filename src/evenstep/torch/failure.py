@@ -106,7 +106,7 @@ class RunEnd:
             )
         if self.liveness is not None:
             said = ": ".join(filter(None, (kind, text)))
-            self.liveness.tell(f"worker {tracker.workers.rank} ended with {said}: look at its output, then start again")
+            self.liveness.tell(f"worker {self.liveness.rank} ended with {said}: look at its output, then start again")
         return error
 
     def _named(self, tracker: Tracker, error: BaseException) -> BaseException:

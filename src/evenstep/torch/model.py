@@ -122,8 +122,8 @@ class PreparedModel(DistributedDataParallel):
         try:
             outputs = (self._replica or self.module)(*args, **kwargs)
         except RuntimeError as error:
-            # DistributedDataParallel communicates here, too: it reorders its buckets, and may broadcast buffers.
-            if self._replica is None or not of_communication(error):
+            # DistributedDataParallel and models that are split communicate here, too.
+            if not of_communication(error):
                 raise
             raise self._engine.explained(error) from error
         self._engine.forward_ends(self._index, batch, outputs)

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
@@ -36,6 +37,8 @@ def prepare(
     emulate: Cluster | str | os.PathLike[str] | None = None,
     schedulers: LRScheduler | Sequence[LRScheduler] | None = None,
     process_group: dist.ProcessGroup | None = None,
+    mesh: DeviceMesh | None = None,
+    data_dims: Sequence[str] = (),
     empty: Literal["copy", "shrink"] = "copy",
     partition: Literal["common", "private"] | None = None,
     uneven: Literal["continue", "stop"] = "continue",
@@ -71,6 +74,10 @@ def prepare(
             their `step` then does nothing before the last batch of an iteration.
         process_group: The process group whose members are the workers; not with parameter servers. The default is all
             processes.
+        mesh: The device mesh of all processes, with names, if the model is split over several of them. Processes that
+            differ only outside `data_dims` are then one worker, which gets one batch.
+        data_dims: The dimensions of the mesh along which batches differ, such as `("dp",)`. With several, such as
+            `("dp_replicate", "dp_shard")`, workers that differ only beyond the first get batches of the same size.
         empty: What a worker gets if the last slice of an epoch has too few samples for all. `copy`: a copy of another
             worker's sample, whose gradient does not count. `shrink`: every worker gets samples of its own, because a
             shorter last slice and the one before it then share their samples equally. On servers no worker gets copies
@@ -112,6 +119,8 @@ def prepare(
         "run_dir": run_dir,
         "emulate": emulate,
         "process_group": process_group,
+        "mesh": mesh,
+        "data_dims": data_dims,
         "empty": empty,
         "partition": partition,
         "uneven": uneven,

@@ -3,6 +3,8 @@
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
 from evenstep.core.errors import ConfigError
@@ -13,6 +15,7 @@ from evenstep.torch.data.sampling import Positions, Sampling
 from evenstep.torch.model import PreparedModel, device_of, is_sharded, was_prepared
 from evenstep.torch.processes.workers import Workers
 from evenstep.torch.request import RunRequest
+from evenstep.worker.peers import Peers
 
 _FOREIGN: Final = ("FullyShardedDataParallel", "ReplicateModule", "DeepSpeedEngine")
 _LOOPS: Final = ("__iter__", "_get_iterator")
@@ -27,6 +30,8 @@ def require_trainable(request: RunRequest, workers: Workers, scheme: Scheme) -> 
     """
     for model in request.models:
         _require_model(model, workers)
+        if workers.peers is not None:
+            _require_over(model, workers, workers.peers)
     require_loader(request.loader, streams=True)
     _require_optimizers(request, workers)
     if scheme.accumulates:
@@ -68,6 +73,22 @@ def _require_model(model: torch.nn.Module, workers: Workers) -> None:
         raise ConfigError(f"this model {_TWICE}")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError("the model has no parameter that requires a gradient: there is nothing to train")
+
+
+def _require_over(model: torch.nn.Module, workers: Workers, peers: Peers) -> None:
+    """Check that the gradients of a model that may be split are summed between the same peers of all workers."""
+    if isinstance(model, DistributedDataParallel):
+        own = dist.get_process_group_ranks(model.process_group)
+        if own != dist.get_process_group_ranks(workers.host_group):
+            raise ConfigError(
+                f"the model is in DistributedDataParallel over the ranks {own}, which are not those of its part of the"
+                f" model along {list(peers.dims)}: give it the mesh of these alone, as device_mesh=mesh['dp']"
+            )
+    elif not is_sharded(model) and any(hasattr(each, "device_mesh") for each in model.parameters()):
+        raise ConfigError(
+            "nothing sums the gradients of parameters that are split (DTensor): apply fully_shard on the mesh of"
+            " data_dims, or give DistributedDataParallel(model, device_mesh=mesh['dp']) and build the optimizer from it"
+        )
 
 
 def _require_known_wrapper(model: torch.nn.Module, workers: Workers) -> None:

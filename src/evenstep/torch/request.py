@@ -2,14 +2,16 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Final, Literal, Self, TypedDict, final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypedDict, final
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -35,6 +37,9 @@ from evenstep.worker.arguments import (
     read_whole,
     whole,
 )
+
+if TYPE_CHECKING:
+    from evenstep.worker.peers import Peers
 
 AUTO: Final = "auto"
 """Stands for the global batch size that `evenstep plan` has found."""
@@ -102,6 +107,13 @@ def _comm_hook(value: object) -> object:
     return value
 
 
+def _names(value: object) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) else tuple(value)  # type: ignore[arg-type]
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError("no names")
+    return names
+
+
 class SessionOptions(TypedDict, total=False):
     """The options of `evenstep.prepare` and `evenstep.Session`, besides `scheme`; `prepare` explains them."""
 
@@ -112,6 +124,8 @@ class SessionOptions(TypedDict, total=False):
     run_dir: str | os.PathLike[str] | None
     emulate: Cluster | str | os.PathLike[str] | None
     process_group: dist.ProcessGroup | None
+    mesh: DeviceMesh | None
+    data_dims: Sequence[str]
     empty: Literal["copy", "shrink"] | None
     partition: Literal["common", "private"] | None
     uneven: Literal["continue", "stop"]
@@ -160,6 +174,11 @@ class RunRequest:
             partial(read_kind, kinds=(dist.ProcessGroup, NoneType)),
         ),
     ] = None
+    mesh: Annotated[
+        DeviceMesh | None,
+        Argument("a torch.distributed.device_mesh.DeviceMesh", partial(read_kind, kinds=(DeviceMesh, NoneType))),
+    ] = None
+    data_dims: Annotated[tuple[str, ...], Argument("a list of names of dimensions of the mesh", _names)] = ()
     empty: Annotated[str | None, Argument("'copy' or 'shrink'", _empty)] = "copy"
     partition: Annotated[str | None, Argument("'common' or 'private'", _partition)] = None
     uneven: Annotated[str, Argument("'continue' or 'stop'", _uneven)] = "continue"
@@ -243,6 +262,29 @@ class RunRequest:
         given = self.run_dir or self.launched.run_dir
         return None if given is None else Path(given)
 
+    @property
+    def peers(self) -> "Peers | None":
+        """The processes of each worker, if a mesh says that these are several.
+
+        Raises:
+            ConfigError: The mesh has no workers along `data_dims`.
+        """
+        if self.mesh is None:
+            return None
+        from evenstep.torch.processes.replicas import peers_of
+
+        return peers_of(self.mesh, self.data_dims)
+
+    @property
+    def expected_workers(self) -> int:
+        """The number of workers, as expected before they have met."""
+        with suppress(ConfigError):  # `start` tells all workers.
+            if (peers := self.peers) is not None:
+                return peers.count
+        if dist.is_initialized():
+            return dist.get_world_size(self.process_group)
+        return int(os.environ.get("WORLD_SIZE", "1"))
+
     def asked_scheme(self) -> Scheme:
         """The requested scheme; if batches accumulate and the loader is known, with its batches as micro-batches.
 
@@ -291,7 +333,28 @@ class RunRequest:
                 f"process_group does not go with {scheme.name!r}, whose workers meet at the servers: leave out one of"
                 " them"
             )
+        if self.mesh is not None or self.data_dims:
+            self._require_mesh(scheme)
         return scheme
+
+    def _require_mesh(self, scheme: Scheme) -> None:
+        """Check that the mesh has workers, and refuse what goes with workers of one process each alone."""
+        if self.mesh is None:
+            raise ConfigError("data_dims names dimensions of a mesh, and there is none: give mesh, too")
+        _ = self.peers
+        alone = {
+            f"the scheme {scheme.name!r}": not scheme.sums_every_gradient,
+            "process_group": self.process_group is not None,
+            "accumulation": self.accumulation > 1 or scheme.micro_batch is not None,
+            "data of the workers' own": self.private,
+            "evenstep plan": self.launched.survey_up_to is not None,
+        }
+        for what, given in alone.items():
+            if given:
+                raise ConfigError(
+                    f"{what} goes with workers of one process each, and mesh makes workers of several: leave it out, or"
+                    " use lb-bsp, dbs, bsp or batch_sizes, with a dataset that all have"
+                )
 
     def whole_batch_size(self, scheme: Scheme, sampling: Sampling, workers: int) -> int:
         """The global batch size of a loader that samples in this way.

@@ -84,10 +84,14 @@ class Running:
             workers = joined.workers
         else:
             workers = join_workers(request.device, request.timeout, asked, request.process_group)
+            if (peers := request.peers) is not None:
+                from evenstep.torch.processes.replicas import as_replica
+
+                workers = as_replica(workers, peers)
         self._workers = workers
         # The pulse must start before the workers first wait for each other.
         alone = joined is not None or workers.count == 1
-        self._liveness = None if alone else Liveness(workers, activity, request.launched.heartbeat_seconds)
+        self._liveness = None if alone else Liveness(workers.processes, activity, request.launched.heartbeat_seconds)
         with explaining(self._liveness):
             self._agreement, self._first = agree(request, workers, activity)
             for loader in loaders:
@@ -254,6 +258,7 @@ class Running:
             threads=torch.get_num_threads() if device.type == "cpu" else 1,
             memory=self._learned_limit(),
             lags=lags if agreement.scheme.micro_batch is None else None,
+            leads=self._workers.leads,
         )
 
     def _learned_limit(self) -> LearntLimit | None:
@@ -299,4 +304,5 @@ def _asked(request: RunRequest) -> tuple[Served | None, dict[str, object]]:
         return Served(servers=started) if started else None, {"error": request.mistake or str(error)}
     if request.mistake is not None:
         return scheme.served, {"error": request.mistake}
-    return scheme.served, {"scheme": scheme.name, "servers": scheme.served and scheme.served.servers}
+    mesh = None if request.mesh is None else f"{request.mesh} along {list(request.data_dims)}"
+    return scheme.served, {"scheme": scheme.name, "servers": scheme.served and scheme.served.servers, "mesh": mesh}

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, final
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
@@ -332,9 +331,7 @@ class Session:
 
     @property
     def _expected_workers(self) -> int:
-        if dist.is_initialized():
-            return dist.get_world_size(self._request.process_group)
-        return int(os.environ.get("WORLD_SIZE", "1"))
+        return self._request.expected_workers
 
     @property
     def _loaders(self) -> list[Batches]:

@@ -40,15 +40,18 @@ def open_tracker(
     memory: LearntLimit | None = None,
     lags: Sequence[int] | None = None,
     recorder: Logged | None = None,
+    leads: bool = True,
 ) -> Tracker:
     """Make the tracker of this worker's iterations, with all that it keeps of the run.
 
     Events go to the `folder`, which is the script's argument (`by_argument`) or the environment's, as errors say.
     `threads` compute; `memory` learns this worker's largest batch, if it can be learned; `lags` as in `Tracker`. If
-    workers come and go, this one has a `recorder`, and keeps no sizes for the next start.
+    workers come and go, this one has a `recorder`, and keeps no sizes for the next start. Of a worker's processes, the
+    one that `leads` keeps the records.
     """
     scheme, records, hold, clock, rank = agreed.scheme, agreed.workers, agreed.own.hold, time.perf_counter, worker.rank
-    forecasts, stays = scheme.load.uses_forecasts, recorder is None
+    forecasts, stays = scheme.load.uses_forecasts, recorder is None and leads
+    folder = folder if leads else None
     # The first worker on each host records everybody's sizes: hosts may have separate directories. On servers all do:
     # sizes reach each at a different time, and a worker may leave.
     first_on_host = all(each["host"] != records[rank]["host"] for each in records[:rank])

@@ -10,7 +10,7 @@ from evenstep.core.samples import Drawn, Ledger
 from evenstep.core.shown import shown
 from evenstep.torch.data.order import order_of
 from evenstep.torch.engines.engine import Engine
-from evenstep.torch.processes.workers import gather
+from evenstep.torch.processes.workers import exchange
 from evenstep.worker.loader_state import LoaderState, Progress, load_speeds
 from evenstep.worker.tracker import Tracker
 
@@ -118,7 +118,7 @@ class Epochs:
 
     def _exchange(self, record: "Mapping[str, Any]") -> list[dict[str, Any]]:
         with self._engine.meeting():
-            return gather(self._engine.workers, record)
+            return exchange(self._engine.workers, record)
 
     def _follow(self) -> None:
         """Adopt the loader as it is now, after agreement between all workers."""

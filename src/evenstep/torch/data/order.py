@@ -175,6 +175,7 @@ def _indices(given: Iterable[Any]) -> IntArray:
 
 def _of_first(mine: IntArray, count: int, workers: Workers) -> IntArray:
     """Worker 0's array of this length."""
+    workers = workers.processes
     values = torch.from_numpy(mine) if workers.rank == 0 else torch.zeros(count, dtype=torch.int64)
     dist.broadcast(values, group_src=0, group=workers.host_group)
     return cast("IntArray", values.numpy())

@@ -53,7 +53,7 @@ def prepare_replica(
 _RETRIES: Final = 1000
 """How often a request is sent again to a Lighthouse that was started again, within the time of the request."""
 _POSSIBLE = frozenset({"scheme", *ElasticOptions.__annotations__})
-_USUAL = {"empty": "copy", "uneven": "continue", "weights": "samples", "accumulation": 1}
+_USUAL = {"empty": "copy", "uneven": "continue", "weights": "samples", "accumulation": 1, "data_dims": ()}
 
 
 def manager_of(launched: LaunchSettings, timeout_seconds: float, device: str) -> Manager:

@@ -33,7 +33,8 @@ class DirectSum:
 
     def __init__(self, workers: Workers) -> None:
         self._workers, count = workers, workers.count
-        self.most_bytes = 0 if count == 1 else _LARGEST_WHOLE_BYTES if count == 2 else _LARGEST_PART_BYTES * count
+        alone = count == 1 or workers.peers is not None  # Not all rows are in the groups of one peer of each worker.
+        self.most_bytes = 0 if alone else _LARGEST_WHOLE_BYTES if count == 2 else _LARGEST_PART_BYTES * count
         """The size up to which a dense tensor on the CPU is likely to be summed faster than around a ring."""
         self.sum = self._sum_of_two if count == 2 else self._sum_of_parts
         """Replaces a tensor by the sum, and returns the rows of all workers, [workers, columns]."""

@@ -11,9 +11,9 @@ from evenstep.core.values import IntArray
 from evenstep.launch.c10d import start_exchange
 from evenstep.torch.processes.workers import Workers, gather
 from evenstep.worker.meter import Meter, Rows
+from evenstep.worker.peers import Peers
 
 
-@final
 class ReportExchange(Rows):
     """All-gathers the rows of all workers.
 
@@ -54,3 +54,23 @@ class ReportExchange(Rows):
         if work is not None:
             work.wait()
         return rows
+
+
+@final
+class PeerReports(ReportExchange):
+    """Exchanges the rows of all processes, and takes each worker's from its slowest peer."""
+
+    def __init__(self, workers: Workers, meter: Meter, peers: Peers) -> None:
+        super().__init__(workers.processes, meter)
+        self._peers = peers
+
+    def check(self, rows: IntArray) -> IntArray:
+        if (rows[:, 0] == rows[0, 0]).all():
+            return super().check(self._peers.slowest(rows))
+        with self._peers.naming():
+            return super().check(rows)
+
+
+def reports_of(workers: Workers, meter: Meter) -> ReportExchange:
+    """The exchange of reports between these workers."""
+    return ReportExchange(workers, meter) if workers.peers is None else PeerReports(workers, meter, workers.peers)

@@ -4,12 +4,13 @@ Every layer's all-gather waits for the slowest worker, so compute is the time be
 """
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, Final, final
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement
 from torch.utils._pytree import tree_leaves
 
 from evenstep.core.errors import ConfigError
@@ -17,7 +18,8 @@ from evenstep.launch.c10d import all_gather_single, reduce_scatter_single
 from evenstep.torch.engines.collective import CollectiveEngine
 from evenstep.torch.processes.workers import Workers
 
-_PLACEMENTS: Final[tuple[list[type], ...]] = ([Shard], [Replicate, Shard])
+_REPLICATES: Final = ([False], [True, False])
+"""Whether parameters are replicated along each dimension of workers, under FSDP2 and HSDP."""
 
 
 def require_shardable(module: torch.nn.Module, workers: Workers) -> None:
@@ -34,12 +36,12 @@ def require_shardable(module: torch.nn.Module, workers: Workers) -> None:
         raise ConfigError(f"torch {torch.__version__} cannot weigh the gradients of FSDP models: use 2.8 or newer")
     for name, parameter in module.named_parameters():
         if isinstance(parameter, DTensor):
-            placements, size = parameter.placements, parameter.device_mesh.size()
-            if [type(each) for each in placements] not in _PLACEMENTS or size != workers.count:
+            placements, size = _over_workers(parameter, workers)
+            if [each.is_replicate() for each in placements] not in _REPLICATES or size != workers.count:
                 raise ConfigError(
                     f"the parameter {name!r} is sharded as {placements} over {size} of {workers.count} workers, and"
-                    " evenstep goes with fully_shard over all workers, on a mesh of one dimension or (HSDP) two: leave"
-                    " out tensor, pipeline and expert parallelism"
+                    " evenstep goes with fully_shard over all workers, on a mesh of one dimension or (HSDP) two: if the"
+                    " model is split further, give prepare the mesh, and its dimensions of workers as data_dims"
                 )
         elif parameter.requires_grad:
             raise ConfigError(
@@ -48,9 +50,19 @@ def require_shardable(module: torch.nn.Module, workers: Workers) -> None:
             )
 
 
+def _over_workers(parameter: DTensor, workers: Workers) -> tuple[list[Placement], int]:
+    """The placements along the dimensions of workers, and the product of their sizes."""
+    mesh, peers = parameter.device_mesh, workers.peers
+    names = mesh.mesh_dim_names or ()
+    dims = [each for each in range(mesh.ndim) if peers is None or set(names[each : each + 1]) & set(peers.dims)]
+    return [parameter.placements[each] for each in dims], prod(mesh.size(each) for each in dims)
+
+
 def weigh_shards(module: torch.nn.Module, engine: CollectiveEngine, index: int) -> None:
     """Make every backward sum the gradients of all workers by their weights."""
-    hybrid = any(isinstance(each, DTensor) and each.device_mesh.ndim == 2 for each in module.parameters())
+    hybrid = any(
+        isinstance(each, DTensor) and len(_over_workers(each, engine.workers)[0]) == 2 for each in module.parameters()
+    )
     end = _BackwardEnd(engine, index)
     for each in module.modules():
         if not isinstance(each, FSDPModule):

@@ -34,10 +34,14 @@ _ANSWER_SECONDS: Final = 4.0
 
 @final
 class Liveness:
-    """This worker's pulse, and a look at the others' after a failure. Its thread ends with the main thread."""
+    """This process's pulse, and a look at the others' after a failure. Its thread ends with the main thread.
+
+    `rank` is that of the process; messages name processes, where workers have several.
+    """
 
     def __init__(self, workers: Workers, activity: Activity, silent_seconds: float) -> None:
         assert workers.store is not None
+        self.rank = workers.rank
         self._workers = workers
         self._activity = activity
         self._line = StoreLine(workers.store)
@@ -91,8 +95,8 @@ class Liveness:
         stopped = [rank for rank in here if waits and is_stopped(workers.pids[rank])]
         lost = self._lookout.look(own, time.monotonic(), stopped=stopped, pulses=pulses)
         if lost is not None and self._verdict is None:
-            self._verdict = lost
-            self._line.ask(lambda store: self._put(store, lost))
+            self._verdict = said = self._workers.named(lost)
+            self._line.ask(lambda store: self._put(store, said))
         if waits and self._verdict is not None:
             cut(workers.connections)
 
@@ -108,7 +112,7 @@ class Liveness:
         """Tell the others why this worker fails, unless another worker has failed before."""
         self._failed = True
         with suppress(WorkerLostError):
-            self._line.call(lambda store: self._put(store, text), _ANSWER_SECONDS)
+            self._line.call(lambda store: self._put(store, self._workers.named(text)), _ANSWER_SECONDS)
 
     def _put(self, store: Store, text: str) -> None:
         if not store.check([VERDICT]):
@@ -117,7 +121,8 @@ class Liveness:
     def lost(self, cause: Exception) -> WorkerLostError:
         """The error to raise after a collective failed with `cause`; takes a few beats, unless a data worker died."""
         with self._activity.waiting():
-            text = self._of_data_worker if of_data_worker(cause) else self._verdict or self._found()
+            said = self._of_data_worker if of_data_worker(cause) else self._verdict or self._found()
+            text = self._workers.named(said)
             self.tell(text)
         return WorkerLostError(f"{text} ({reason(cause)})")
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from evenstep.core.errors import ConfigError
 from evenstep.launch.c10d import Store
+from evenstep.worker.peers import Peers
 from evenstep.worker.worker import Worker
 
 
@@ -28,6 +29,8 @@ class Workers(Worker):
         connections: The inodes of the connections of groups that were made here.
         meet: Exchanges this worker's record for those of all workers, if there are no groups.
         rows: Stacks this worker's tensor with those of all workers, if they come and go, so that there are no groups.
+        peers: The processes of each worker, if these are several. The groups then have one process of each worker.
+        everyone: All processes as workers of their own, if workers have several.
     """
 
     host_group: dist.ProcessGroup | None = None
@@ -40,14 +43,32 @@ class Workers(Worker):
     connections: frozenset[int] = frozenset()
     meet: Callable[[bytes], list[bytes]] | None = None
     rows: Callable[[torch.Tensor], torch.Tensor] | None = None
+    peers: Peers | None = None
+    everyone: "Workers | None" = None
+
+    @property
+    def processes(self) -> "Workers":
+        """This process among all processes; the same where every worker is one."""
+        return self.everyone or self
+
+    @property
+    def leads(self) -> bool:
+        """True if this process keeps the records of its worker."""
+        return self.peers is None or not self.peers.place_of(self.processes.rank)[1]
 
     @property
     def gathers(self) -> bool:
         """True if tensors can be gathered, because workers wait for each other."""
         return self.count == 1 or self.host_group is not None or self.rows is not None
 
+    def named(self, text: str) -> str:
+        """A message in which workers' numbers are those of processes, as it is or with their workers."""
+        return text if self.peers is None else self.peers.named(text)
+
     def leave(self) -> None:
         """Leave the groups; the others must leave too."""
+        if self.everyone is not None:
+            self.everyone.leave()
         for group in {id(group): group for group in (self.host_group, self.device_group)}.values():
             if group is not None and group is not self.given_group:
                 dist.destroy_process_group(group)
@@ -81,6 +102,17 @@ def gather(workers: Workers, record: Mapping[str, Any]) -> list[dict[str, Any]]:
     longest = int(of_all(workers, torch.tensor([len(text)])).max())
     texts = of_all(workers, torch.frombuffer(bytearray(text.ljust(longest)), dtype=torch.uint8))
     return [json.loads(each.tobytes()) for each in texts.numpy()]
+
+
+def exchange(workers: Workers, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The record of every worker, of which each process gives one; all must call this together.
+
+    Raises:
+        ConfigError: The record of a process says that something cannot work there, if workers have several.
+        DisagreementError: The peers of a worker were given different things.
+    """
+    records = gather(workers.processes, record)
+    return records if workers.peers is None else workers.peers.merged(records)
 
 
 def of_all(workers: Workers, tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,162 @@
+"""What the tests of workers of several processes run in their processes: models that are split over a device mesh."""
+
+import os
+import signal
+import sys
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
+
+import evenstep
+from support import training
+from support.sharded import Busy
+
+DDP, FSDP, HSDP = ("dp", "tp"), ("shard", "tp"), ("replicate", "shard")
+PLACEMENTS = (Shard(0),), (Shard(0),), (Shard(1),), (Replicate(),)
+"""Of the parameters, over the dimension of tensor parallelism."""
+
+
+def mesh_of(names):
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=names)
+
+
+def model_on(mesh, run, model=None):
+    """The model, split and in DistributedDataParallel or shards, as the names of the mesh say."""
+    model = training.model_of(run) if model is None else model
+    names = mesh.mesh_dim_names
+    if "tp" in names:
+        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), f"{len(model) - 1}": RowwiseParallel()})
+    if "dp" in names:
+        return DistributedDataParallel(model, device_mesh=mesh["dp"])
+    over = mesh if names == HSDP else mesh[names[0]]
+    for layer in model:
+        if list(layer.parameters()):
+            fully_shard(layer, mesh=over)
+    return fully_shard(model, mesh=over)
+
+
+def prepared(run, names, *, dataset=None, model=None, **options):
+    """Returns the whole weights, too, as a function."""
+    mesh = mesh_of(names)
+    split = model_on(mesh, run, model)
+    parameters = list(split.parameters())
+    dims = tuple(name for name in names if name != "tp")
+    run = replace(run, options={**run.options, "mesh": mesh, "data_dims": dims, **options})
+
+    def whole():
+        parts = [each if isinstance(each, DTensor) else None for each in parameters]
+        full = [
+            DTensor.from_local(each, mesh["tp"], placements) if part is None else part
+            for each, part, placements in zip(parameters, parts, PLACEMENTS, strict=True)
+        ]
+        return torch.cat([each.full_tensor().detach().flatten() for each in full]).tolist()
+
+    return *training.prepared(run, model=split, dataset=dataset), whole
+
+
+def train(run, names):
+    model, optimizer, loader, whole = prepared(run, names)
+    sizes, sums = [], []
+    for _ in range(run.epochs):
+        for inputs, targets in loader:
+            training.step(model, optimizer, inputs, targets)
+            sizes.append(loader.current.sizes.tolist())
+            sums.append(float(inputs.sum()))
+    return {"weights": whole(), "sizes": sizes, "sums": sums}
+
+
+def train_beside_a_busy_peer(run, names, rank):
+    """One process computes much more than the others in each pass. The sizes at the end."""
+    model = training.model_of(run)
+    model.insert(1, Busy(rank))
+    model, optimizer, loader, _ = prepared(run, names, model=model)
+    for _ in range(run.epochs):
+        for inputs, targets in loader:
+            training.step(model, optimizer, inputs, targets)
+    return loader.current.sizes.tolist()
+
+
+def die(run, names, rank, iteration):
+    """What the others end with: a collective of a split model fails in the script's own code."""
+    shown = []
+    sys.excepthook = lambda _, error, __: shown.append(error)
+    model, optimizer, loader, _ = prepared(run, names)
+    try:
+        for inputs, targets in loader:
+            if (dist.get_rank(), loader.iteration) == (rank, iteration):
+                os.kill(os.getpid(), signal.SIGKILL)
+            training.step(model, optimizer, inputs, targets)
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)  # As at the end of a process.
+        raise shown[0] from error
+
+
+def train_on_other_data(run, names, rank):
+    inputs, targets = training.data(run)
+    prepared(run, names, dataset=TensorDataset(inputs + (dist.get_rank() == rank), targets))
+
+
+def step_more_often(run, names, rank, iteration):
+    """One peer steps twice in an iteration."""
+    model, optimizer, loader, _ = prepared(run, names)
+    for inputs, targets in loader:
+        training.step(model, optimizer, inputs, targets)
+        if (dist.get_rank(), loader.iteration) == (rank, iteration):
+            optimizer.step()
+
+
+def train_saving(run, names, folder, save_at):
+    model, optimizer, loader, _ = prepared(run, names)
+    for _ in range(run.epochs):
+        for inputs, targets in loader:
+            training.step(model, optimizer, inputs, targets)
+            if loader.iteration == save_at:
+                evenstep.checkpoint.save(folder, model, optimizer, loader)
+            if loader.iteration == save_at + 2:
+                loader.close()
+                return
+
+
+def train_restored(run, names, folder):
+    model, optimizer, loader, whole = prepared(run, names)
+    assert evenstep.checkpoint.restore(folder, model, optimizer, loader) is not None
+    for _ in range(loader.epoch, run.epochs):
+        for inputs, targets in loader:
+            training.step(model, optimizer, inputs, targets)
+    return {"weights": whole()}
+
+
+def refusals(run):
+    """What each wish is refused with."""
+    said, mesh = {}, mesh_of(DDP)
+    for name, options in {
+        "local-sgd": {"scheme": "local-sgd:period=2"},
+        "micro_batch": {"scheme": "bsp:micro_batch=2"},
+        "private": {"scheme": "bsp", "partition": "private"},
+        "process_group": {"scheme": "bsp", "process_group": dist.group.WORLD},
+        "no data_dims": {"scheme": "bsp", "data_dims": ()},
+        "other data_dims": {"scheme": "bsp", "data_dims": ["fsdp"]},
+        "no mesh": {"scheme": "bsp", "mesh": None},
+        "slice": {"scheme": "bsp", "mesh": mesh["dp"]},
+        "plain": {"scheme": "bsp", "model": "plain"},
+        "another group": {"scheme": "bsp", "model": "all"},
+    }.items():
+        model = training.model_of(run)
+        given = {"mesh": mesh, "data_dims": ["dp"], **options}
+        kind = given.pop("model", None)
+        if kind == "plain":
+            parallelize_module(model, mesh["tp"], {"0": ColwiseParallel()})
+        elif kind == "all":
+            model = DistributedDataParallel(model)
+        try:
+            training.prepared(replace(run, scheme=given.pop("scheme"), options=given), model=model)
+        except evenstep.ConfigError as error:
+            said[name] = str(error)
+    return said

@@ -1,0 +1,91 @@
+"""Workers of several processes: the same mathematics as one process, with models that are split over a device mesh."""
+
+import signal
+
+import numpy as np
+import pytest
+from support import meshes, training
+from support.meshes import DDP, FSDP, HSDP
+from support.processes import results, run_workers
+from support.training import Run
+
+pytestmark = pytest.mark.multiprocess
+
+UNEVEN = {"samples": 82, "epochs": 3}
+
+
+@pytest.mark.parametrize("names", [DDP, FSDP, HSDP])
+def test_changing_sizes_follow_the_trajectory_of_one_process(names):
+    run = Run(scripted=11, **UNEVEN)
+    values = results(run_workers(meshes.train, 4, run, names))
+    workers = 4 if names == HSDP else 2
+    assert {len(sizes) for sizes in values[0]["sizes"]} == {workers}
+    assert len({tuple(sizes) for sizes in values[0]["sizes"]}) > 6
+    for value in values:
+        np.testing.assert_allclose(value["weights"], training.train_alone(run, 5 * workers), rtol=0, atol=1e-10)
+    for rank in range(0, 4, 4 // workers):  # Peers have the same batches.
+        peers = values[rank : rank + 4 // workers]
+        assert all(peer["sums"] == peers[0]["sums"] for peer in peers)
+    assert values[0]["sums"] != values[2]["sums"]
+
+
+@pytest.mark.parametrize(("names", "slow"), [(DDP, 3), (HSDP, 1)])
+def test_a_worker_is_as_fast_as_its_slowest_peer(names, slow):
+    """One process alone is slow. Under HSDP the workers whose shards wait for it get as little as it does."""
+    run = Run(samples=640, batch_size=16, scheme="lb-bsp", epochs=1)
+    first, *others = results(run_workers(meshes.train_beside_a_busy_peer, 4, run, names, slow))
+    assert others == [first] * 3
+    groups = np.reshape(first, (2, -1))
+    assert np.ptp(groups, axis=1).max() <= 1
+    own = groups[slow // 2].max()
+    assert own < groups[1 - slow // 2].min() / 2, first
+
+
+@pytest.mark.parametrize("names", [DDP, FSDP])
+def test_a_peer_that_dies_is_named_with_its_replica(names):
+    outcomes = run_workers(meshes.die, 4, Run(**UNEVEN), names, 3, 2)
+    assert outcomes[3].exitcode == -signal.SIGKILL
+    for outcome in outcomes[:3]:
+        assert "rank 3 (replica 1) ended, died, stopped or did not answer" in outcome.error, outcome.error
+
+
+def test_a_peer_with_other_data_is_named_with_its_replica():
+    for outcome in run_workers(meshes.train_on_other_data, 4, Run(**UNEVEN), DDP, 1):
+        assert "rank 1 (replica 0) has other samples than rank 0 (replica 0)" in outcome.error
+
+
+def test_a_peer_that_does_something_else_is_named_with_its_replica():
+    for outcome in run_workers(meshes.step_more_often, 4, Run(**UNEVEN), FSDP, 3, 2):
+        assert "rank 3 (replica 1) has 3 optimizer steps where the others have 2" in outcome.error
+
+
+def test_a_checkpoint_goes_on(tmp_path):
+    run = Run(scripted=3, optimizer="adam", **UNEVEN)
+    results(run_workers(meshes.train_saving, 4, run, FSDP, tmp_path, 8))
+    for value in results(run_workers(meshes.train_restored, 4, run, FSDP, tmp_path)):
+        np.testing.assert_allclose(value["weights"], training.train_alone(run, 10), rtol=0, atol=1e-10)
+
+
+def test_what_does_not_go_with_a_mesh_is_refused_with_the_reason():
+    said, *others = results(run_workers(meshes.refusals, 4, Run(batch_size=4)))
+    assert others == [said] * 3
+    apart = (
+        "{} goes with workers of one process each, and mesh makes workers of several: leave it out, or use lb-bsp, dbs,"
+        " bsp or batch_sizes, with a dataset that all have"
+    )
+    dims = "data_dims must name the dimensions of the mesh along which batches differ, some of ['dp', 'tp'], not {}: "
+    dims += "give the mesh such names (mesh_dim_names), and name them in data_dims"
+    assert said == {
+        "local-sgd": apart.format("the scheme 'local-sgd:period=2'"),
+        "micro_batch": apart.format("the scheme 'bsp:micro_batch=2'"),
+        "private": apart.format("data of the workers' own"),
+        "process_group": apart.format("process_group"),
+        "no data_dims": dims.format("[]"),
+        "other data_dims": dims.format("['fsdp']"),
+        "no mesh": "data_dims names dimensions of a mesh, and there is none: give mesh, too",
+        "slice": "the mesh has 2 of 4 processes: give the whole mesh, not a slice of it",
+        "plain": "nothing sums the gradients of parameters that are split (DTensor): apply fully_shard on the mesh of"
+        " data_dims, or give DistributedDataParallel(model, device_mesh=mesh['dp']) and build the optimizer from it",
+        "another group": "the model is in DistributedDataParallel over the ranks [0, 1, 2, 3], which are not those of"
+        " its part of the model along ['dp']: give it the mesh of these alone, as device_mesh=mesh['dp']",
+    }
