@@ -88,8 +88,8 @@ $(INSTALLED_ALL): $(INSTALLED)
 
 .venv-publish/.installed: constraints-publish.txt
 	$(PYTHON) -m venv .venv-publish
-	.venv-publish/bin/python -m pip install --constraint constraints-publish.txt build mdx-truly-sane-lists mkdocs-material \
-		'mkdocstrings[python]' ruff twine
+	.venv-publish/bin/python -m pip install --constraint constraints-publish.txt --editable . build latex2mathml \
+		mdx-truly-sane-lists mkdocs-material 'mkdocstrings[python]' ruff twine
 	@touch $@
 
 .venv-%/.installed: pyproject.toml constraints-%.txt $(INSTALLED_DEMO)

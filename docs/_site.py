@@ -6,9 +6,13 @@ public module.
 """
 
 import re
+from html import unescape
 from pathlib import Path
 from posixpath import join, normpath, relpath
 
+import _reference
+import latex2mathml.converter
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
@@ -17,17 +21,15 @@ PAGES = {"README.md": "index.md"}
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
 CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
+MATH = re.compile(r'<(div|span) class="arithmatex">\\([\[(])(.*?)\\[\])]</\1>', re.DOTALL)
+DISPLAY = {"div": "block", "span": "inline"}
+
 
 def on_files(files, config):
     """Add the pages and files outside docs/ that a page, or `nav`, names."""
     for path in _names(config.nav):
         if path.startswith("reference/"):
-            module = path.removeprefix("reference/").removesuffix(".md")
-            files.append(
-                File.generated(
-                    config, path, content=f"# {module}\n\n::: {module}\n    options:\n      show_root_heading: false\n"
-                )
-            )
+            files.append(File.generated(config, path, content=_reference.page(Path(path).stem)))
     waiting = [
         (f"docs/{page.src_uri}", page.content_string) for page in files.documentation_pages() if not page.generated_by
     ]
@@ -51,11 +53,21 @@ def on_files(files, config):
     return files
 
 
+def on_post_build(config):
+    """Fail if a page of the reference lacks what can be looked up there."""
+    names = [Path(path).stem for path in _names(config.nav) if path.startswith("reference/")]
+    page = {name: Path(config.site_dir, "reference", name, "index.html").read_text() for name in names}
+    looked_up = [(name, each) for name in names for each in _reference.anchors(name) if each not in names]
+    if missing := [each for name, each in looked_up if f' id="{each}"' not in page[name]]:
+        raise PluginError(f"the pages of the reference lack {', '.join(missing)}")
+
+
 def on_page_markdown(markdown, page, config, files):
     """Make links point to where the site has what they name."""
     own = page.file.src_uri
     path = next((there for there, here in PAGES.items() if here == own), None)
     path = path or (own if page.file.generated_by else f"docs/{own}")
+    page.edit_url = f"{config.repo_url}/edit/main/{path}" if config.repo_url and (ROOT / path).is_file() else None
 
     def placed(link):
         target = _place(normpath(join(path, "..", link[2])))
@@ -67,6 +79,11 @@ def on_page_markdown(markdown, page, config, files):
     ends = [(found.start(), found.end()) for found in CODE.finditer(markdown)]
     inside = lambda link: any(start <= link.start() < end for start, end in ends)  # noqa: E731
     return LINK.sub(lambda link: link[0] if inside(link) else placed(link), markdown)
+
+
+def on_page_content(html, page, config, files):
+    """Turn equations into MathML, which browsers draw by themselves."""
+    return MATH.sub(lambda found: latex2mathml.converter.convert(unescape(found[3]), display=DISPLAY[found[1]]), html)
 
 
 def _place(path):

@@ -56,31 +56,7 @@ _SLOW: Final = re.compile(r"(?P<worker>[0-9]+)=(?:(?P<factor>[0-9]+(?:\.[0-9]+)?
 def parse_cluster(text: str, *, name: str = "cluster file") -> Cluster:
     """Parse the TOML text that describes a cluster.
 
-    * `seed` (0): draws every random disturbance; each draws by its name, so another one does not change the others.
-    * `gradients`: the size of the model's gradients, such as "45 MB", for the simulator where there are links.
-    * `costs`: how samples differ in cost, for the simulator: "lognormal 1.0" (the standard deviation of the logarithm)
-      or "uniform 1 9" (the least and the most). A device's time is then that of average samples of the same total cost.
-    * `[devices.NAME]`: either `per_sample`, with `fixed` ("0 s") and `flat` (0: samples up to which the time does not
-      grow), or `measured`, a built-in curve ("gtx1070-a", "gtx1070-b", "tesla-m40", "gtx750"), or `points`, a list such
-      as `[[2, "30.5 ms"], [4, "46.8 ms"]]`. Beyond the largest measured batch the time follows the line through the
-      points from `fit_from` (16) samples up. `largest_batch`: the known number of samples that its memory holds. Or
-      `memory` and `memory_per_sample`, with `memory_fixed` ("0 MB"): a memory whose limit is to be learned by trying.
-      `change` ("0 s"): the additional time of the first batch of a size, as with a compiler.
-    * `[links.NAME]`: `bandwidth`, `latency` ("0 s"). `[hosts.NAME]`: `link`.
-    * `[[workers]]`: `device` (the real one), `host`, or `link` for one that shares no host, `disturb` (a list of names,
-      in order of application), `spot`, `count` (1). Workers are numbered from 0 in the order of the file.
-    * `[[servers]]`: `host`, `count` (1): the hosts of parameter servers, in this order, repeated where a scheme has
-      more servers. Without any, they are reached over the workers' links alone.
-    * `[spots.NAME]`: when a worker is there, in virtual time only. Either `stays`, the mean length of a stay, and
-      `away`, the mean absence (without it, a worker that has left stays away), both drawn exponentially; or `recorded`,
-      a list of stays such as `[["0 s", "90 s"], ["120 s", "400 s"]]`.
-    * `[disturbances.NAME]`, by its `kind`: "constant" (`factor`, `extra` or both), "episodic" (`factor`, `period`,
-      `shortest`, `longest`, in iterations), "from" (`factor`, `first`, and `until`, the iteration that is fast again),
-      "jitter" (`spread`), "trace" (`factors`, one per iteration, repeating). `takes`: "processor" or "memory", if other
-      processes slow the worker by taking it: predictors with driving factors (narx) then see the share that is left.
-
-    Durations are in s, ms or us, bandwidths in Gbit/s or Mbit/s, memories in GB, MB or KB, a spread in %; all are texts
-    in quotes.
+    docs/cluster-files.md has every key. The record of each table says by its annotations which values they take.
 
     Args:
         text: The contents of the file.

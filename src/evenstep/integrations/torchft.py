@@ -8,5 +8,6 @@
 docs/elastic.md describes what a script needs, and `evenstep run --elastic`, which needs no change of the script.
 """
 
-from evenstep.torch.elastic.session import ElasticOptions as ElasticOptions
-from evenstep.torch.elastic.session import ElasticSession as ElasticSession
+from evenstep.torch.elastic.session import ElasticOptions, ElasticSession
+
+__all__ = ["ElasticOptions", "ElasticSession"]

@@ -33,6 +33,7 @@ from evenstep.schemes.scheme import LOCAL_STEPS, Scheme, Served
 P = ParamSpec("P")
 
 DEFAULT = "lb-bsp"
+"""The scheme where none is given."""
 
 _WORDS: Final = {
     bool: "true or false", int: "a whole number", float: "a number", Scheme: "a scheme", str: "a name",

@@ -19,7 +19,9 @@ _LINE_BYTES: Final = 16 << 20
 """The longest line; a run of 100,000 workers needs a tenth of that."""
 
 Role: TypeAlias = Literal["worker", "server", "launcher"]
+"""The writer of a file of events, which is named after it."""
 ROLES: Final[tuple[Role, ...]] = ("worker", "server", "launcher")
+"""All roles."""
 
 
 class _Tagged(msgspec.Struct):

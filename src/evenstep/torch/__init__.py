@@ -4,10 +4,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from evenstep.torch.engines.steps import leave_alone as leave_alone
-    from evenstep.torch.gathering import all_gather as all_gather
+    from evenstep.torch.data.loader import PreparedLoader
+    from evenstep.torch.engines.steps import leave_alone
+    from evenstep.torch.gathering import all_gather
 
-_LATER = {"all_gather": "gathering", "leave_alone": "engines.steps"}
+__all__ = ["PreparedLoader", "all_gather", "leave_alone"]
+
+_LATER = {"PreparedLoader": "data.loader", "all_gather": "gathering", "leave_alone": "engines.steps"}
 
 
 def __getattr__(name: str) -> Any:

@@ -65,6 +65,7 @@ class Release:
 
 
 Command: TypeAlias = Commit | Release | Regroup
+"""What a sync policy answers to an event."""
 
 
 class SyncPolicy(Protocol):
