@@ -17,7 +17,7 @@ import evenstep
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--width", type=int, default=4096)
     options = parser.parse_args()
 
     dist.init_process_group("gloo")
@@ -30,7 +30,7 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     digits = load_digits()
     images, labels = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
-    loader = DataLoader(TensorDataset(images[360:], labels[360:]), batch_size=128, shuffle=True)
+    loader = DataLoader(TensorDataset(images[360:], labels[360:]), batch_size=256, shuffle=True)
     model, optimizer, loader = evenstep.prepare(model, optimizer, loader, mesh=mesh, data_dims=("dp",))
 
     for epoch in range(options.epochs):

@@ -18,7 +18,7 @@ import evenstep
 from support import training
 from support.sharded import Busy
 
-DDP, FSDP, HSDP = ("dp", "tp"), ("shard", "tp"), ("replicate", "shard")
+DDP, FSDP, HSDP, CONTEXT = ("dp", "tp"), ("shard", "tp"), ("replicate", "shard"), ("shard", "cp")
 PLACEMENTS = (Shard(0),), (Shard(0),), (Shard(1),), (Replicate(),)
 """Of the parameters, over the dimension of tensor parallelism."""
 
@@ -35,7 +35,7 @@ def model_on(mesh, run, model=None):
         parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), f"{len(model) - 1}": RowwiseParallel()})
     if "dp" in names:
         return DistributedDataParallel(model, device_mesh=mesh["dp"])
-    over = mesh if names == HSDP else mesh[names[0]]
+    over = mesh if names == HSDP else mesh[names]._flatten("shard_cp") if names == CONTEXT else mesh[names[0]]
     for layer in model:
         if list(layer.parameters()):
             fully_shard(layer, mesh=over)
@@ -47,7 +47,7 @@ def prepared(run, names, *, dataset=None, model=None, **options):
     mesh = mesh_of(names)
     split = model_on(mesh, run, model)
     parameters = list(split.parameters())
-    dims = tuple(name for name in names if name != "tp")
+    dims = tuple(name for name in names if name not in ("tp", "cp"))
     run = replace(run, options={**run.options, "mesh": mesh, "data_dims": dims, **options})
 
     def whole():
@@ -70,6 +70,30 @@ def train(run, names):
             sizes.append(loader.current.sizes.tolist())
             sums.append(float(inputs.sum()))
     return {"weights": whole(), "sizes": sizes, "sums": sums}
+
+
+def train_on_parts(run):
+    """Context parallelism: of the sequence of each sample, a half on each peer. The loss is the mean over its half."""
+    inputs, targets = training.data(run)
+    dataset = TensorDataset(*(torch.stack([each, each.flip(0)], dim=1) for each in (inputs, targets)))
+    model, optimizer, loader, whole = prepared(run, CONTEXT, dataset=dataset)
+    half, sizes = dist.get_rank() % 2, []
+    for _ in range(run.epochs):
+        for rows, wanted in loader:
+            training.step(model, optimizer, rows[:, half], wanted[:, half])
+            sizes.append(loader.current.sizes.tolist())
+    return {"weights": whole(), "sizes": sizes}
+
+
+def train_on_parts_alone(run, global_batch_size):
+    model = training.model_of(run)
+    optimizer = training.optimizer_of(run, model)
+    inputs, targets = training.data(run)
+    for epoch in range(run.epochs):
+        for part in training.epoch_order(run, epoch).split(global_batch_size):
+            both = torch.cat([part, run.samples - 1 - part])
+            training.step(model, optimizer, inputs[both], targets[both])
+    return training.weights(model)
 
 
 def train_beside_a_busy_peer(run, names, rank):
@@ -141,6 +165,7 @@ def refusals(run):
         "micro_batch": {"scheme": "bsp:micro_batch=2"},
         "private": {"scheme": "bsp", "partition": "private"},
         "process_group": {"scheme": "bsp", "process_group": dist.group.WORLD},
+        "pipeline": {"scheme": "bsp", "mesh": mesh_of(("dp", "pp"))},
         "no data_dims": {"scheme": "bsp", "data_dims": ()},
         "other data_dims": {"scheme": "bsp", "data_dims": ["fsdp"]},
         "no mesh": {"scheme": "bsp", "mesh": None},

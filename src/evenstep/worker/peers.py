@@ -32,10 +32,12 @@ class Peers:
             first peer of a worker leads. Workers of a group wait for each other in each layer, as the shards of HSDP
             do, so that all count as its slowest.
         dims: The dimensions of the mesh along which the workers lie.
+        others: Its other dimensions, along which the peers of a worker lie.
     """
 
     ranks: IntArray
     dims: tuple[str, ...]
+    others: tuple[str, ...] = ()
 
     @property
     def count(self) -> int:

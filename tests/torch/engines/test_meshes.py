@@ -29,6 +29,14 @@ def test_changing_sizes_follow_the_trajectory_of_one_process(names):
     assert values[0]["sums"] != values[2]["sums"]
 
 
+def test_peers_that_have_a_part_of_each_sample():
+    run = Run(scripted=11, **UNEVEN)
+    values = results(run_workers(meshes.train_on_parts, 4, run))
+    assert len({tuple(sizes) for sizes in values[0]["sizes"]}) > 6
+    for value in values:
+        np.testing.assert_allclose(value["weights"], meshes.train_on_parts_alone(run, 10), rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize(("names", "slow"), [(DDP, 3), (HSDP, 1)])
 def test_a_worker_is_as_fast_as_its_slowest_peer(names, slow):
     """One process alone is slow. Under HSDP the workers whose shards wait for it get as little as it does."""
@@ -41,9 +49,8 @@ def test_a_worker_is_as_fast_as_its_slowest_peer(names, slow):
     assert own < groups[1 - slow // 2].min() / 2, first
 
 
-@pytest.mark.parametrize("names", [DDP, FSDP])
-def test_a_peer_that_dies_is_named_with_its_replica(names):
-    outcomes = run_workers(meshes.die, 4, Run(**UNEVEN), names, 3, 2)
+def test_a_peer_that_dies_is_named_with_its_replica():
+    outcomes = run_workers(meshes.die, 4, Run(**UNEVEN), DDP, 3, 2)
     assert outcomes[3].exitcode == -signal.SIGKILL
     for outcome in outcomes[:3]:
         assert "rank 3 (replica 1) ended, died, stopped or did not answer" in outcome.error, outcome.error
@@ -80,6 +87,8 @@ def test_what_does_not_go_with_a_mesh_is_refused_with_the_reason():
         "micro_batch": apart.format("the scheme 'bsp:micro_batch=2'"),
         "private": apart.format("data of the workers' own"),
         "process_group": apart.format("process_group"),
+        "pipeline": "the stages of a pipeline (the dimension 'pp') cut each batch into a fixed number of micro-batches,"
+        " and evenstep does not make batches of them: train without evenstep, or leave out the pipeline",
         "no data_dims": dims.format("[]"),
         "other data_dims": dims.format("['fsdp']"),
         "no mesh": "data_dims names dimensions of a mesh, and there is none: give mesh, too",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, Final, final
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
@@ -37,11 +38,12 @@ def require_shardable(module: torch.nn.Module, workers: Workers) -> None:
     for name, parameter in module.named_parameters():
         if isinstance(parameter, DTensor):
             placements, size = _over_workers(parameter, workers)
-            if [each.is_replicate() for each in placements] not in _REPLICATES or size != workers.count:
+            if [each.is_replicate() for each in placements] not in _REPLICATES or not _has_all(parameter, workers):
                 raise ConfigError(
-                    f"the parameter {name!r} is sharded as {placements} over {size} of {workers.count} workers, and"
-                    " evenstep goes with fully_shard over all workers, on a mesh of one dimension or (HSDP) two: if the"
-                    " model is split further, give prepare the mesh, and its dimensions of workers as data_dims"
+                    f"the parameter {name!r} is sharded as {placements} over {size} processes of {workers.count}"
+                    " workers, and evenstep goes with fully_shard over all workers, on a mesh of one dimension or"
+                    " (HSDP) two: if the model is split further, give prepare the mesh, and the dimensions of workers"
+                    " as data_dims"
                 )
         elif parameter.requires_grad:
             raise ConfigError(
@@ -51,18 +53,31 @@ def require_shardable(module: torch.nn.Module, workers: Workers) -> None:
 
 
 def _over_workers(parameter: DTensor, workers: Workers) -> tuple[list[Placement], int]:
-    """The placements along the dimensions of workers, and the product of their sizes."""
-    mesh, peers = parameter.device_mesh, workers.peers
-    names = mesh.mesh_dim_names or ()
-    dims = [each for each in range(mesh.ndim) if peers is None or set(names[each : each + 1]) & set(peers.dims)]
+    """The placements along the dimensions over which gradients are summed, and the product of their sizes.
+
+    Those may have peers, too, as in context parallelism, where the mesh flattens both into a dimension of another name.
+    """
+    mesh, split = parameter.device_mesh, () if workers.peers is None else workers.peers.others
+    names = mesh.mesh_dim_names or ("",) * mesh.ndim
+    dims = [each for each, name in enumerate(names) if name not in split]
     return [parameter.placements[each] for each in dims], prod(mesh.size(each) for each in dims)
+
+
+def _has_all(parameter: DTensor, workers: Workers) -> bool:
+    """True if the mesh of the parameter has equally many processes of each worker."""
+    mesh, peers = parameter.device_mesh, workers.peers
+    if peers is None:
+        return bool(mesh.size() == workers.count)
+    counts = np.isin(peers.ranks.reshape(peers.count, -1), mesh.mesh.numpy()).sum(axis=1)
+    return bool(counts[0] > 0 and (counts == counts[0]).all())
 
 
 def weigh_shards(module: torch.nn.Module, engine: CollectiveEngine, index: int) -> None:
     """Make every backward sum the gradients of all workers by their weights."""
-    hybrid = any(
-        isinstance(each, DTensor) and len(_over_workers(each, engine.workers)[0]) == 2 for each in module.parameters()
-    )
+    over = [_over_workers(each, engine.workers) for each in module.parameters() if isinstance(each, DTensor)]
+    hybrid = any(len(placements) == 2 for placements, _ in over)
+    # Peers that have a part of each sample each have a mean over that part, and the mean of these counts.
+    parts = max(size for _, size in over) // engine.workers.count
     end = _BackwardEnd(engine, index)
     for each in module.modules():
         if not isinstance(each, FSDPModule):
@@ -70,7 +85,7 @@ def weigh_shards(module: torch.nn.Module, engine: CollectiveEngine, index: int) 
         # A divide factor that differs between workers would be applied after the sum, and give wrong gradients.
         each.set_gradient_divide_factor(1.0)
         each.set_force_sum_reduction_for_comms(True)
-        each.set_custom_reduce_scatter(_WeightedReduceScatter(engine, index, end, resumes=not hybrid))  # type: ignore[arg-type]
+        each.set_custom_reduce_scatter(_WeightedReduceScatter(engine, index, end, resumes=not hybrid, parts=parts))  # type: ignore[arg-type]
         each.set_custom_all_gather(_AllGather(engine))  # type: ignore[arg-type]
         if hybrid:
             each.set_all_reduce_hook(lambda _: engine.tracker.stopwatch.run())
@@ -127,13 +142,17 @@ class _AllGather:
 
 @final
 class _WeightedReduceScatter:
-    """Sums weighted gradients over all workers; `resumes`: compute continues right afterwards."""
+    """Sums weighted gradients over all workers, or the means of so many `parts` of each worker's gradient.
 
-    def __init__(self, engine: CollectiveEngine, index: int, end: _BackwardEnd, *, resumes: bool) -> None:
+    `resumes`: compute continues right afterwards.
+    """
+
+    def __init__(self, engine: CollectiveEngine, index: int, end: _BackwardEnd, *, resumes: bool, parts: int) -> None:
         self._engine = engine
         self._index = index
         self._end = end
         self._resumes = resumes
+        self._parts = parts
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         # FSDP allocates the input in the compute stream, and then leaves that stream.
@@ -151,6 +170,8 @@ class _WeightedReduceScatter:
         assert op == dist.ReduceOp.SUM
         try:
             self._engine.weigh_sharded(self._index, input_tensor)
+            if self._parts > 1:
+                input_tensor.div_(self._parts)
             work: dist.Work | None = reduce_scatter_single(
                 output_tensor, input_tensor, op=op, group=group, async_op=async_op
             )

@@ -32,15 +32,15 @@ def peers_of(mesh: DeviceMesh, data_dims: Sequence[str]) -> Peers:
         raise ConfigError(
             f"the mesh has {mesh.size()} of {dist.get_world_size()} processes: give the whole mesh, not a slice of it"
         )
-    order = [names.index(name) for name in (*data_dims, *(each for each in names if each not in data_dims))]
-    ranks = mesh.mesh.permute(order)
+    others = tuple(name for name in names if name not in data_dims)
+    ranks = mesh.mesh.permute([names.index(name) for name in (*data_dims, *others)])
     first, *shards = ranks.shape[: len(data_dims)]
     if first * prod(shards) < 2:
         raise ConfigError(
             f"the mesh has one replica along {list(data_dims)}, which has no other to share batches with: train it"
             " without evenstep, or on more devices"
         )
-    return Peers(ranks=ranks.reshape(first, prod(shards), -1).numpy(), dims=tuple(data_dims))
+    return Peers(ranks=ranks.reshape(first, prod(shards), -1).numpy(), dims=tuple(data_dims), others=others)
 
 
 def as_replica(processes: Workers, peers: Peers) -> Workers:
