@@ -36,7 +36,9 @@ def _module(name):
     """The public names of a module; one that a submodule has too is looked up there."""
     hidden = [own for module, own in _imports(_tree(name)) if module == f"{name}.{own}"]
     rest = [f"[](){{ #{name}.{own} }}\n\n::: {name}.{own}.{own}\n" for own in hidden]
-    return "\n".join([f"# {name}\n", f"::: {name}\n    options: {{show_root_heading: false}}\n", *rest])
+    return "\n".join(
+        [f"# {name}\n", f"::: {name}\n    options: {{show_root_heading: false, show_root_toc_entry: false}}\n", *rest]
+    )
 
 
 def _tree(name):

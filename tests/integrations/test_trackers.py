@@ -35,6 +35,13 @@ class Collector(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.mark.filterwarnings("ignore")  # in the exporter's own imports
+class Refusing(Collector):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(400)
+        self.end_headers()
+
+
 def test_a_collector_of_opentelemetry_gets_gauges_and_counters(run_dir):
     pytest.importorskip("opentelemetry.exporter", reason="needs pip install 'evenstep[opentelemetry]'")
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -60,6 +67,21 @@ def test_a_collector_of_opentelemetry_gets_gauges_and_counters(run_dir):
     assert compute["1"].as_double == pytest.approx(0.08)
     assert {point.as_int for point in metrics["evenstep.samples"].sum.data_points} == {120}
     assert "evenstep.noted.loss" in metrics
+
+
+def test_a_collector_that_does_not_take_the_metrics_is_an_error(run_dir, capsys):
+    pytest.importorskip("opentelemetry.exporter", reason="needs pip install 'evenstep[opentelemetry]'")
+    with http.server.HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            assert main(["export", str(run_dir), "--opentelemetry", f"http://127.0.0.1:{server.server_port}"]) == 2
+        finally:
+            server.shutdown()
+            thread.join()
+    said = capsys.readouterr().err
+    assert "took the metrics: start one, or give its address" in said
+    assert "were exported" not in said
 
 
 def test_a_collector_without_its_package_is_named_with_its_extra(run_dir, monkeypatch, capsys):

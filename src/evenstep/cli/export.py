@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
             stack.callback(sink.close)
         with console.status("exporting"):
             count = _feed(run_dir, sinks, follow=follow)
-        console.print(f"{count:,} events were exported.")
+    console.print(f"{count:,} events were exported.")  # Also what is sent at the end.
     return 0
 
 

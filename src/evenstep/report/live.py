@@ -189,7 +189,7 @@ def _slowed(factor: float, extra_seconds: float) -> str:
 
 
 def live_table(view: LiveView, *, title: str, width: int, height: int) -> RenderableType:
-    """Show the view in about that many lines.
+    """Show the view in about that many lines, with the columns for which there is room.
 
     If not all workers fit, it shows those that wait least, since the others wait for them.
     """
@@ -199,6 +199,10 @@ def live_table(view: LiveView, *, title: str, width: int, height: int) -> Render
         shown = sorted(shown, key=lambda each: each.recent.waiting_share)[:room]
         shown.sort(key=lambda each: each.recent.worker)
     rows = [_row(worker, bars=width >= _WIDE) for worker in shown]
+    for least_needed in ("communication", "input", "speed", "staleness"):
+        if sum(2 + max(len(name), *(row[name].cell_len for row in rows)) for name in rows[0]) > width:
+            for row in rows:
+                row.pop(least_needed, None)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for number, heading in enumerate(rows[0]):
         table.add_column(heading, justify="left" if number < 2 else "right", no_wrap=True)

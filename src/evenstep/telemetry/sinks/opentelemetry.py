@@ -25,7 +25,11 @@ class OpenTelemetry:
             from opentelemetry.sdk.resources import Resource
         except ModuleNotFoundError as error:
             raise ConfigError("--opentelemetry needs its exporter: pip install 'evenstep[opentelemetry]'") from error
-        reader = PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=f"{endpoint.rstrip('/')}/v1/metrics"))
+        self._endpoint, self._taken = endpoint, True
+        exporter = OTLPMetricExporter(endpoint=f"{endpoint.rstrip('/')}/v1/metrics")
+        export = exporter.export  # The provider only logs what it answers.
+        exporter.export = lambda *given, **options: self._answered(export(*given, **options))
+        reader = PeriodicExportingMetricReader(exporter)
         resource = Resource.create({"service.name": "evenstep", "evenstep.run": name})
         self._provider = MeterProvider(metric_readers=[reader], resource=resource)
         self._meter = self._provider.get_meter("evenstep")
@@ -49,5 +53,11 @@ class OpenTelemetry:
             self._gauges[name].set(value, rank)
 
     def close(self) -> None:
-        """Send the last values."""
+        """Send the last values; ConfigError if the collector does not take them."""
         self._provider.shutdown()
+        if not self._taken:
+            raise ConfigError(f"no collector at {self._endpoint} took the metrics: start one, or give its address")
+
+    def _answered(self, answer: object) -> object:
+        self._taken = getattr(answer, "name", None) == "SUCCESS"
+        return answer
