@@ -311,10 +311,10 @@ class Scheme:
                 "a barrier on servers sums gradients, not the changes of a period: leave out period, or use asp, ssp,"
                 " dssp, or diloco, which needs no servers"
             )
-        if outer is None or (outer.wire, outer.fragments, outer.alpha) != ("float32", 1, 0.0):
+        if outer is None or (outer.wire, outer.fragments, outer.alpha, outer.delay) != ("float32", 1, 0.0, 0):
             raise ConfigError(
-                "servers step along whole changes of a period in float32: give an Outer without wire, fragments and"
-                " alpha"
+                "servers step along whole changes of a period in float32: give an Outer without wire, fragments, alpha"
+                " and delay"
             )
         if self.load.follows_speed and self.steps == "equal":
             raise ConfigError(
