@@ -35,9 +35,11 @@ def require_shardable(module: torch.nn.Module, workers: Workers) -> None:
         )
     if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
         raise ConfigError(f"torch {torch.__version__} cannot weigh the gradients of FSDP models: use 2.8 or newer")
+    sizes = set()
     for name, parameter in module.named_parameters():
         if isinstance(parameter, DTensor):
             placements, size = _over_workers(parameter, workers)
+            sizes.add(size)
             if [each.is_replicate() for each in placements] not in _REPLICATES or not _has_all(parameter, workers):
                 raise ConfigError(
                     f"the parameter {name!r} is sharded as {placements} over {size} processes of {workers.count}"
@@ -50,6 +52,11 @@ def require_shardable(module: torch.nn.Module, workers: Workers) -> None:
                 f"the parameter {name!r} is left out of fully_shard, so nothing sums its gradient: leave out"
                 " ignored_params, or freeze it"
             )
+    if len(sizes) > 1:
+        raise ConfigError(
+            f"the gradients of some parameters are summed over {min(sizes)} processes and those of others over"
+            f" {max(sizes)}, as of experts, and are weighed alike: apply fully_shard on one mesh to the whole model"
+        )
 
 
 def _over_workers(parameter: DTensor, workers: Workers) -> tuple[list[Placement], int]:
