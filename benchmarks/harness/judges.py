@@ -74,6 +74,10 @@ JUDGES = {
     "integrations_parity": (*WORKERS, *WRAPPERS, "integrations/ray.py"),
     "load_schemes": (*EMULATED, "sim"),
     "loaders": ("core/samples", "torch/data"),
+    "local_steps": (
+        "benchmarks/harness/local_steps_worker.py", "core/fragments.py", "tensors", "torch/engines/local.py",
+        "torch/engines/served_local.py",
+    ),
     "momentum_rules": SIMULATED,
     "overhead": (
         *WORKERS, "torch/data/batches.py", "torch/data/fetch.py", "torch/engines/direct_sum.py",
