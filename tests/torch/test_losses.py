@@ -1,6 +1,7 @@
 """A loss is trained as over the union batch, or refused: what stays silent would be wrong only with unlike sizes."""
 
 import gc
+
 import numpy as np
 import pytest
 import torch
