@@ -32,16 +32,17 @@ def adopted():
     return script
 
 
-def test_a_script_with_its_own_manager_adopts_evenstep_in_four_lines(tmp_path):
+def ran(folder, count, processes="1"):
+    """The exit codes of this many replicas of so many processes, of which the first runs, and what they print."""
     from torchft.coordination import LighthouseServer
 
-    (tmp_path / "train.py").write_text(adopted(), encoding="utf-8")
+    (folder / "train.py").write_text(adopted(), encoding="utf-8")
     lighthouse = LighthouseServer(
         bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=20_000, quorum_tick_ms=10, heartbeat_timeout_ms=5000
     )
     with ExitStack() as ending:
         ending.callback(lighthouse.shutdown)
-        stores = [TCPStore("localhost", 0, is_master=True, wait_for_workers=False) for _ in range(2)]
+        stores = [TCPStore("localhost", 0, is_master=True, wait_for_workers=False) for _ in range(count)]
         replicas, command = [], [sys.executable, "train.py"]
         for slot, store in enumerate(stores):
             told = {
@@ -51,16 +52,26 @@ def test_a_script_with_its_own_manager_adopts_evenstep_in_four_lines(tmp_path):
                 "MASTER_ADDR": "localhost",
                 "MASTER_PORT": str(store.port),
                 "RANK": "0",
-                "WORLD_SIZE": "1",
+                "WORLD_SIZE": processes,
                 "GLOO_SOCKET_IFNAME": "lo",
                 "RUST_LOG": "error",
             }
-            with (tmp_path / f"{slot}.out").open("w") as out:
-                replicas.append(subprocess.Popen(command, cwd=tmp_path, env=os.environ | told, stdout=out, stderr=out))
+            with (folder / f"{slot}.out").open("w") as out:
+                replicas.append(subprocess.Popen(command, cwd=folder, env=os.environ | told, stdout=out, stderr=out))
             ending.callback(replicas[-1].kill)
         codes = [replica.wait(GUARD_SECONDS) for replica in replicas]
-    said = [(tmp_path / f"{slot}.out").read_text(encoding="utf-8") for slot in range(2)]
+    return codes, [(folder / f"{slot}.out").read_text(encoding="utf-8") for slot in range(count)]
+
+
+def test_a_script_with_its_own_manager_adopts_evenstep_in_four_lines(tmp_path):
+    codes, said = ran(tmp_path, 2)
     assert codes == [0, 0], said
     last = {text.splitlines()[-1] for text in said}
     assert len(last) == 1
     assert last.pop().startswith("steps 80 weight")
+
+
+def test_a_replica_of_several_processes_is_refused(tmp_path):
+    codes, (said,) = ran(tmp_path, 1, processes="2")
+    assert codes == [1], said
+    assert "this replica has 2 processes, whose votes and batches are not agreed on" in said

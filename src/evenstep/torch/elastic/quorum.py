@@ -78,7 +78,8 @@ class Quorum:
     It tells the launcher whether it is `waiting` for the others, or `computing` a step with them.
 
     Raises:
-        ConfigError: The manager finds the members during the forward pass, when the batch has been fetched already.
+        ConfigError: The manager finds the members during the forward pass, when the batch has been fetched already, or
+            the replica has several processes.
     """
 
     def __init__(self, manager: Manager, tell: Callable[[str], None]) -> None:
@@ -86,6 +87,11 @@ class Quorum:
             raise ConfigError(
                 "sizes follow from the members, who must be known before a batch is fetched: give torchft's Manager"
                 " use_async_quorum=False"
+            )
+        if manager._group_world_size != 1:
+            raise ConfigError(
+                f"this replica has {manager._group_world_size} processes, whose votes and batches are not agreed on:"
+                " give each replica one process, and torchft's Manager world_size=1"
             )
         manager._client = self._client = _Client(manager._client)
         self._manager = manager
