@@ -9,18 +9,16 @@ parameters. `turns` has equal workers, of which one is 4 times as slow in every 
 import itertools
 import json
 import os
-import secrets
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from harness import record
-from harness.hosts import two_hosts
+from harness.hosts import run_workers, two_hosts
 
 SCRIPT = Path(__file__).parent / "harness/local_steps_worker.py"
 PERIOD, DELAY, BATCH, STEPS, RATE = 10, 8, 8, 100, 2e-3
-PER_SAMPLE, MEGABITS, PORT = 0.012, 20, 29500
+PER_SAMPLE, MEGABITS = 0.012, 20
 LOCAL = {
     "torchft": "torchft",
     "diloco": f"diloco:period={PERIOD}",
@@ -38,7 +36,6 @@ CASES = {
     "turns": (TURNS, "1:1:1:4/10"),
 }
 WORKERS = 4
-_SECRET = secrets.token_hex(32)
 
 
 def main():
@@ -70,6 +67,7 @@ def main():
 
 def _run(contestant, slowness, steps, seed):
     """What rank 0 tells of a run; `steps` is how many batches each worker has at equal speeds."""
+    os.environ.update(RUST_LOG="error", TORCH_CPP_LOG_LEVEL="ERROR")
     with tempfile.TemporaryDirectory() as folder, two_hosts(MEGABITS) as hosts:
         words = [
             str(SCRIPT),
@@ -83,28 +81,8 @@ def _run(contestant, slowness, steps, seed):
         ]
         words += ["--batch", str(BATCH), "--period", str(PERIOD), "--rate", str(RATE), "--seconds", str(PER_SAMPLE)]
         words += ["--slowness", slowness]
-        started = [_start(hosts, node, words) for node in range(len(hosts))]
-        try:
-            for each in started:
-                if each.wait(1200):
-                    raise RuntimeError(f"{contestant} ended with {each.returncode}")
-        finally:
-            for each in started:
-                each.kill()
-                each.wait()
+        run_workers(hosts, WORKERS, words, 1200)
         return json.loads((Path(folder) / "0.json").read_text())
-
-
-def _start(hosts, node, words):
-    launcher = ["-m", "torch.distributed.run", "--nnodes", str(len(hosts)), "--node-rank", str(node)]
-    launcher += ["--nproc-per-node", str(WORKERS // len(hosts)), "--master-addr", hosts[0].address]
-    environment = os.environ | {
-        "EVENSTEP_SECRET": _SECRET, "GLOO_SOCKET_IFNAME": hosts[node].interface, "HOST_ADDRESS": hosts[node].address,
-        "OMP_NUM_THREADS": "1", "RUST_LOG": "error", "TORCH_CPP_LOG_LEVEL": "ERROR",
-        "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]),
-    }  # fmt: skip
-    command = hosts[node].command(sys.executable, *launcher, "--master-port", str(PORT), *words)
-    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
 
 
 def _figures(raw):

@@ -7,15 +7,12 @@ Exchanges of all workers are counted in the same seconds, in which all of them e
 """
 
 import json
-import os
-import secrets
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from harness import record
-from harness.hosts import two_hosts
+from harness.hosts import run_workers, two_hosts
 
 SCRIPT = Path(__file__).parent / "harness/hosts_worker.py"
 MEGABITS, WORKERS = (1000, 200), (4, 8)
@@ -28,8 +25,6 @@ GROUPED = {
 }
 SHARDS = {count: f"asp:servers={count}" for count in (1, 2, 4)}
 GROUPED_BYTES, SHARDS_BYTES = 25_000_000, 100_000_000
-PORT = 29500
-"""Of the first host's rendezvous: the namespace is this run's own."""
 
 
 def main():
@@ -78,30 +73,13 @@ def pace_of(hosts, workers, scheme, model_bytes, seconds):
     """Exchanges per second of all workers together, and the bytes per second that the first host sends the other."""
     with tempfile.TemporaryDirectory() as folder:
         words = [str(SCRIPT), scheme, "--bytes", str(model_bytes), "--seconds", str(seconds), "--out", folder]
-        started = [_start(hosts, node, workers // 2, words) for node in range(2)]
-        try:
-            for each in started:
-                if each.wait(600):
-                    raise RuntimeError(f"{scheme} ended with {each.returncode}")
-        finally:
-            for each in started:
-                each.kill()
-                each.wait()
+        run_workers(hosts, workers, words, 600)
         found = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
         stop = json.loads((Path(folder) / "stop").read_text())
         begin, end = stop["window"]
     if len(found) != workers:
         raise RuntimeError(f"{scheme}: {len(found)} of {workers} workers measured")
     return sum(begin < step <= end for steps in found for step in steps) / (end - begin), stop["sent"] / (end - begin)
-
-
-def _start(hosts, node, count, words):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(node)]
-    torchrun += ["--nproc-per-node", str(count), "--master-addr", hosts[0].address, "--master-port", str(PORT), *words]
-    environment = os.environ | {
-        "EVENSTEP_SECRET": _SECRET, "GLOO_SOCKET_IFNAME": hosts[node].interface, "OMP_NUM_THREADS": "1"
-    }  # fmt: skip
-    return subprocess.Popen(hosts[node].command(*torchrun), env=environment, stdin=subprocess.DEVNULL)
 
 
 def _figures(case, found):
@@ -121,8 +99,6 @@ def _name(case):
     kind, megabits, workers = case
     return f"{kind}, {workers} workers, {megabits} Mbit/s"
 
-
-_SECRET = secrets.token_hex(32)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,9 +1,15 @@
 """Two hosts on one machine: network namespaces, joined by a cable of a given speed. Needs root."""
 
 import os
+import secrets
 import subprocess
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+
+PORT = 29500
+"""Of the first host's rendezvous: the namespace is a run's own."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +60,35 @@ def two_hosts(megabits=None):
             _ip("netns", "del", host.name)
 
 
+def run_workers(hosts, workers, words, seconds):
+    """Run a script and its words on so many workers, as many on each host, by torchrun; raises if one fails."""
+    started = []
+    try:
+        for node, host in enumerate(hosts):
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(hosts))]
+            torchrun += ["--node-rank", str(node), "--nproc-per-node", str(workers // len(hosts))]
+            torchrun += ["--master-addr", hosts[0].address, "--master-port", str(PORT), *words]
+            environment = os.environ | {
+                "EVENSTEP_SECRET": _SECRET, "GLOO_SOCKET_IFNAME": host.interface, "HOST_ADDRESS": host.address,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.getenv("PYTHONPATH")])),
+            }  # fmt: skip
+            started.append(subprocess.Popen(host.command(*torchrun), env=environment, stdin=subprocess.DEVNULL))
+        for each in started:
+            if each.wait(seconds):
+                raise RuntimeError(f"{' '.join(words)} ended with {each.returncode}")
+    finally:
+        for each in started:
+            each.kill()
+            each.wait()
+
+
 def _ip(*words):
     _run("ip", *words)
 
 
 def _run(*words):
     subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
+
+
+_SECRET = secrets.token_hex(32)

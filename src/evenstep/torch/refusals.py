@@ -1,6 +1,6 @@
 """Refuses models, loaders and optimizers that cannot be trained, and arguments that do not fit the scheme."""
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,9 @@ from evenstep.torch.data.sampling import Positions, Sampling
 from evenstep.torch.model import PreparedModel, device_of, is_sharded, was_prepared
 from evenstep.torch.processes.workers import Workers
 from evenstep.torch.request import RunRequest
-from evenstep.worker.peers import Peers
+
+if TYPE_CHECKING:
+    from evenstep.worker.peers import Peers
 
 _FOREIGN: Final = ("FullyShardedDataParallel", "ReplicateModule", "DeepSpeedEngine")
 _LOOPS: Final = ("__iter__", "_get_iterator")
@@ -75,7 +77,7 @@ def _require_model(model: torch.nn.Module, workers: Workers) -> None:
         raise ConfigError("the model has no parameter that requires a gradient: there is nothing to train")
 
 
-def _require_over(model: torch.nn.Module, workers: Workers, peers: Peers) -> None:
+def _require_over(model: torch.nn.Module, workers: Workers, peers: "Peers") -> None:
     """Check that the gradients of a model that may be split are summed between the same peers of all workers."""
     if isinstance(model, DistributedDataParallel):
         own = dist.get_process_group_ranks(model.process_group)

@@ -19,7 +19,6 @@ from evenstep.torch.cuda import CudaMemory, DeviceStopwatch
 from evenstep.torch.data.loop import BatchLoop, Bound
 from evenstep.torch.engines.collective import CollectiveEngine
 from evenstep.torch.engines.engine import Engine
-from evenstep.torch.engines.local import LocalEngine
 from evenstep.torch.engines.steps import StepChecks
 from evenstep.torch.failure import RunEnd, install_hook, when_failing
 from evenstep.torch.gathering import ScriptCollectives
@@ -186,6 +185,8 @@ class Running:
         models = [unwrapped(each) for each in request.models]
         common = self._workers, tracker, self._liveness
         if scheme.period is not None:
+            from evenstep.torch.engines.local import LocalEngine
+
             return LocalEngine(*common, scheme=scheme, models=models, optimizers=request.optimizers)
         engine = CollectiveEngine(
             *common,

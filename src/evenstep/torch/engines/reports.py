@@ -1,7 +1,7 @@
 """Exchanges the rows of all workers over process groups."""
 
 from functools import partial
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 import torch
@@ -11,7 +11,9 @@ from evenstep.core.values import IntArray
 from evenstep.launch.c10d import start_exchange
 from evenstep.torch.processes.workers import Workers, gather
 from evenstep.worker.meter import Meter, Rows
-from evenstep.worker.peers import Peers
+
+if TYPE_CHECKING:
+    from evenstep.worker.peers import Peers
 
 
 class ReportExchange(Rows):
@@ -60,7 +62,7 @@ class ReportExchange(Rows):
 class PeerReports(ReportExchange):
     """Exchanges the rows of all processes, and takes each worker's from its slowest peer."""
 
-    def __init__(self, workers: Workers, meter: Meter, peers: Peers) -> None:
+    def __init__(self, workers: Workers, meter: Meter, peers: "Peers") -> None:
         super().__init__(workers.processes, meter)
         self._peers = peers
 

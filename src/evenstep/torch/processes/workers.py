@@ -4,15 +4,17 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from evenstep.core.errors import ConfigError
 from evenstep.launch.c10d import Store
-from evenstep.worker.peers import Peers
 from evenstep.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from evenstep.worker.peers import Peers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ class Workers(Worker):
     connections: frozenset[int] = frozenset()
     meet: Callable[[bytes], list[bytes]] | None = None
     rows: Callable[[torch.Tensor], torch.Tensor] | None = None
-    peers: Peers | None = None
+    peers: "Peers | None" = None
     everyone: "Workers | None" = None
 
     @property
