@@ -59,6 +59,7 @@ def main():
     parser.add_argument("--batch", type=int, required=True, help="samples of a worker")
     parser.add_argument("--period", type=int, required=True)
     parser.add_argument("--rate", type=float, required=True)
+    parser.add_argument("--outer-momentum", type=float, required=True, help="of torchft's outer optimizer")
     parser.add_argument("--seconds", type=float, required=True, help="of a sample, where nothing is slow")
     parser.add_argument(
         "--slowness", required=True, help="of each worker, as 1:1:2:4; 4/10 is slow in every other 10 s"
@@ -130,7 +131,7 @@ def with_torchft(model, optimizer, dataset, options):
         hostname=address, init_sync=False,  # All begin alike, from the seed.
     )  # fmt: skip
     sampler = DistributedSampler(dataset, workers, rank, seed=options.seed)
-    outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=options.outer_momentum, nesterov=True)
     with DiLoCo(manager, [model], optimizer, outer, sync_every=options.period):
         for step, (texts,) in enumerate(DataLoader(dataset, batch_size=options.batch, sampler=sampler), 1):
             optimizer.zero_grad()

@@ -29,10 +29,10 @@ from evenstep.schemes import Scheme, Served, parse_scheme, placed
         ("bsp:engine=servers", "engine cannot be 'servers': use collective or server"),
         ("bsp:engine=server,micro_batch=4", "take a push from every batch and its speed with it: leave out micro"),
         ("asp:period=0", "a period of 0 iterations is not possible: use 1 or more"),
-        ("asp:period=4,outer=momentum", "outer cannot be 'momentum': use delayed, nesterov or sgd"),
+        ("asp:period=4,outer=momentum", "outer cannot be 'momentum': use sgd, delayed or nesterov"),
         ("asp:period=4,outer_lr=0", "an outer learning rate of 0.0 is not possible"),
         ("ssp:steps=speed", "outer and steps are about the steps of a period: give period too"),
-        ("ssp:outer_lr=1", "outer and steps are about the steps of a period: give period too"),
+        ("ssp:outer_lr=0.5", "outer and steps are about the steps of a period: give period too"),
         (
             "asp:period=4,load=lb-bsp",
             "sizes by speed give a worker more or fewer steps of a period on servers: give st",

@@ -89,16 +89,16 @@ class LocalStepOptions(ServerOptions, total=False):
         " `period` on average.",
     ]
     outer: Annotated[
-        Literal["delayed", "nesterov", "sgd"],
-        "With a period, the servers' optimizer of changes: `delayed` (Delayed Nesterov) applies momentum once for as"
-        " many changes as there are workers; `nesterov` with each, as momentum in `asp`; `sgd` has none.",
+        Literal["sgd", "delayed", "nesterov"],
+        "With a period, the servers' optimizer of changes: `sgd` has no momentum; `delayed` (Delayed Nesterov) applies"
+        " it once for as many changes as there are workers; `nesterov` with each, as in `asp`.",
     ]
     outer_lr: Annotated[float, "Its learning rate; above 0."]
     outer_momentum: Annotated[float, "Its momentum, from 0 to below 1; unused with `outer=sgd`."]
 
 
 LOCAL_STEPS: Final = MappingProxyType(
-    {"period": None, "steps": "equal", "outer": "delayed", "outer_lr": 0.7, "outer_momentum": 0.9}
+    {"period": None, "steps": "equal", "outer": "sgd", "outer_lr": 1.0, "outer_momentum": 0.9}
 )
 """The defaults of those."""
 

@@ -72,7 +72,7 @@ def on_servers(recipe: str, sync: Sync, load: Scheme | str, **options: Unpack[Lo
     """The scheme of this sync on servers, where workers push every gradient, or the change of a period."""
     local: dict[str, Any] = {name: options.pop(name, usual) for name, usual in LOCAL_STEPS.items()}  # type: ignore[misc]
     period, steps, kind, rate, momentum = local.values()
-    one_of("outer", kind, ("delayed", "nesterov", "sgd"))
+    one_of("outer", kind, ("sgd", "delayed", "nesterov"))
     outer = None
     if local != {**LOCAL_STEPS, "steps": steps}:
         outer = Outer(rate=rate, momentum=0.0 if kind == "sgd" else momentum, delayed=kind == "delayed")

@@ -40,9 +40,9 @@ def each_once(run, values):
 @pytest.mark.parametrize(
     ("scheme", "servers", "optimizer"),
     [
-        ("asp:period=4,outer_lr=0.3", 1, "momentum"),
-        ("ssp:bound=1,period=4,outer=sgd,outer_lr=0.9,servers=2", 2, "adam"),
-        ("dssp:lower=1,upper=2,period=4,steps=speed", 1, "sgd"),
+        ("asp:period=4,outer=delayed,outer_lr=0.3", 1, "momentum"),
+        ("ssp:bound=1,period=4,outer_lr=0.9,servers=2", 2, "adam"),
+        ("dssp:lower=1,upper=2,period=4,steps=speed,outer=delayed,outer_lr=0.7", 1, "sgd"),
     ],
 )
 def test_it_is_the_mathematics_of_one_process_with_a_model_per_worker(tmp_path, scheme, servers, optimizer):
@@ -67,7 +67,7 @@ def test_it_is_the_mathematics_of_one_process_with_a_model_per_worker(tmp_path, 
 
 def test_with_a_period_and_an_outer_rate_of_one_it_is_asp(tmp_path):
     # Of whole batches: under `asp` a short one counts for its part of a global batch.
-    run = Run(scheme="asp:period=1,outer=sgd,outer_lr=1", optimizer="sgd", samples=85, epochs=2)
+    run = Run(scheme="asp:period=1", optimizer="sgd", samples=85, epochs=2)
     values = trained(run, tmp_path, 1)
     same(values[0]["ended"][-1], training.train_alone(run, 5))
 
@@ -120,7 +120,7 @@ def test_a_worker_killed_in_a_period_holds_nobody_and_no_sample_is_lost(tmp_path
 
 
 def test_a_run_goes_on_from_a_snapshot_with_the_momentum_of_the_servers(tmp_path):
-    run = Run(scheme="asp:period=2,outer_momentum=0.8", optimizer="sgd", samples=60, epochs=3)
+    run = Run(scheme="asp:period=2,outer=delayed,outer_lr=0.7,outer_momentum=0.8", optimizer="sgd", samples=60, epochs=3)
     whole = trained(run, tmp_path, 1)
     snapshots = sorted((tmp_path / "snapshots").iterdir())
     shutil.rmtree(snapshots[-1])
