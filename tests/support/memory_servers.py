@@ -28,7 +28,8 @@ from evenstep.server.session import ServerSession
 from evenstep.server.shard_state import ShardState
 from evenstep.telemetry.reading import event_of
 from evenstep.telemetry.recorder import line_of
-from evenstep.tensors.messages import parameter_views
+from evenstep.tensors.messages import memory_of, parameter_views
+from evenstep.tensors.narrow import NarrowMessages
 from evenstep.torch.engines.describe import describe, layout_of, options_of
 from evenstep.transport.base import SilentError
 from evenstep.worker.servers.link import ServerLink
@@ -242,6 +243,8 @@ class Trial:
         )
         link.start(described.encode(), [each.nbytes for each in layouts])
         worker = self.workers[rank] = Worker(link, layouts, model, options_of(spec, optimizer), self.costs)
+        if (wire := self.scheme.served.wire) != "float32":
+            worker.on_wire(wire, layouts, [state.slots[rank] for state in self.shard_states])
         for number in range(2):
             self.committed.append((number, worker.epoch(number)))
         self.weights[rank] = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
@@ -254,6 +257,7 @@ class Worker:
 
     def __init__(self, link, layouts, model, options, costs=None):
         self.pushed = []
+        self.narrow = self.slots = ()
         self.mean = None if costs is None else sum(costs) // len(costs)
         self.costs = [] if costs is None else [np.array(costs, dtype="<u4").view(np.uint8).data]
         self.link = link
@@ -271,6 +275,12 @@ class Worker:
         generator = torch.Generator().manual_seed(7)
         self.inputs = torch.randn(SAMPLES, 4, generator=generator, dtype=torch.float64)
         self.targets = self.inputs.sum(1, keepdim=True).sin()
+
+    def on_wire(self, wire, layouts, slots):
+        """Use a narrow wire to these slots."""
+        self.narrow, self.slots = [NarrowMessages(layout, wire) for layout in layouts], slots
+        for narrow, shard in zip(self.narrow, self.link.shards, strict=True):
+            shard.narrow_bytes = narrow.nbytes
 
     def epoch(self, number):
         """The positions that were computed on."""
@@ -297,6 +307,8 @@ class Worker:
         self.pushed.append((version, part, [parameter.detach().clone() for parameter in self.model.parameters()]))
         self.backward(part)
         self.put(lambda parameter: parameter.grad)
+        for narrow, shard in zip(self.narrow, self.link.shards, strict=False):
+            shard.payload = [memory_of(narrow.round(torch.from_numpy(shard.gradients), None)[0])]
         row = (len(part), 1000, 0, UNLIMITED)
         assert len(row) == Reports.columns()
         push = PushGradients(
@@ -320,6 +332,11 @@ class Worker:
                 gradient.copy_(what(parameter))
 
     def take(self, answer):
+        for narrow, shard, slot in zip(self.narrow, self.link.shards, self.slots, strict=False):
+            for difference in shard.differences:
+                narrow.add(torch.frombuffer(difference, dtype=torch.uint8), torch.from_numpy(shard.weights))
+            shard.differences.clear()
+            assert not answer.weights or torch.from_numpy(shard.weights).equal(slot.weights)
         if answer.weights:
             for parameters, _, weights in self.shards:
                 for parameter, weight in zip(parameters, weights, strict=True):

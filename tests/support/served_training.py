@@ -71,6 +71,22 @@ def train_in_periods(run):
     return {"ended": ended, "claims": claims, "kept": len(optimizer.state)}
 
 
+LARGE = 200_000
+
+
+def train_a_large_model(run):
+    """Train this many parameters."""
+    inputs = torch.randn(run.samples, LARGE // 4)
+    model = torch.nn.Linear(LARGE // 4, 4, bias=False)
+    loader = DataLoader(TensorDataset(inputs), batch_size=run.batch_size)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    model, optimizer, loader = evenstep.prepare(model, optimizer, loader, scheme=run.scheme)
+    for (inputs,) in loader:
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+
+
 def train_in_periods_ahead(run):
     """The same weights of a loop that fetches each batch before the step on the one before."""
     model, optimizer, loader = training.prepared(run)
@@ -102,11 +118,13 @@ def break_and_spoil_a_period(run, barrier):
     return {"ended": ended, "skipped": loader.statistics().skipped, "warned": [str(each.message) for each in caught]}
 
 
-def train_in_periods_alone(run, claims, pushes, outer, global_batch_size):
+def train_in_periods_alone(run, claims, pushes, outer, global_batch_size, wire="float32"):
     """The same in one process: asynchronous local SGD with Delayed Nesterov, or without momentum (arXiv 2401.09135).
 
     `claims` of each worker, as `train_in_periods` returns them; `pushes` are the worker and the version that it pulled
-    of each push, in the order of their arrival. Returns the weights after the last one.
+    of each push, in the order of their arrival. Without an `outer` optimizer a push is a gradient, on which SGD steps.
+    On a narrow `wire` each push is rounded, and so is what takes a worker's weights to those that it pulls in an epoch.
+    Returns the weights after the last push.
     """
     inputs, targets = training.data(run)
     models = [training.model_of(run) for _ in claims]
@@ -114,15 +132,34 @@ def train_in_periods_alone(run, claims, pushes, outer, global_batch_size):
     versions = [torch.tensor(weights(models[0]), dtype=run.dtype)]
     left = [iter(own) for own in claims]
     momentum, new, count = torch.zeros_like(versions[0]), torch.zeros_like(versions[0]), 0
+    begins = [sum(number < epoch for own in claims for number, _ in own) for epoch in range(run.epochs)]
+    has, rest, epochs = [versions[0]] * len(claims), [torch.zeros(len(versions[0]))] * len(claims), [0] * len(claims)
     for worker, pulled in pushes:
         model, optimizer = models[worker], optimizers[worker]
-        torch.nn.utils.vector_to_parameters(versions[pulled].clone(), model.parameters())
         epoch, steps = next(left[worker])
+        if epoch > epochs[worker]:
+            has[worker], epochs[worker] = (
+                versions[begins[epoch]],
+                epoch,
+            )  # All leave an epoch with the weights as they are.
+        moved = on_wire((versions[pulled] - has[worker]).float(), wire)
+        has[worker] = versions[pulled] if wire == "float32" else has[worker] + moved
+        torch.nn.utils.vector_to_parameters(has[worker].clone(), model.parameters())
         order = training.epoch_order(run, epoch)
         for positions in steps:
             step(model, optimizer, inputs[order[positions]], targets[order[positions]])
         share = sum(map(len, steps)) / global_batch_size
-        change = share * (versions[pulled] - torch.tensor(weights(model), dtype=run.dtype))
+        change = has[worker] - torch.tensor(weights(model), dtype=run.dtype)
+        if outer is None:
+            change = torch.cat([each.grad.flatten() for each in model.parameters()])
+        sent = change
+        if wire != "float32":  # Where the arithmetic is in float32.
+            sent = on_wire(change.float() + rest[worker], wire)
+            rest[worker] = change.float() + rest[worker] - sent
+        change = share * sent.to(run.dtype)
+        if outer is None:
+            versions.append(versions[-1] - optimizer.param_groups[0]["lr"] * sent.to(run.dtype))
+            continue
         count, new, moved = count + 1, new + change, change
         if count % len(claims) == 0:
             momentum, new = outer.momentum * momentum + new, torch.zeros_like(new)
@@ -130,6 +167,17 @@ def train_in_periods_alone(run, claims, pushes, outer, global_batch_size):
         versions.append(versions[-1] - outer.rate * moved)
     assert not any(list(own) for own in left)
     return versions[-1].tolist()
+
+
+def on_wire(values, wire):
+    """The vector of float32 as it arrives: in bfloat16, or in whole 127ths of the largest magnitude of 256 values."""
+    if wire == "bf16":
+        return values.bfloat16().float()
+    parts = []
+    for part in torch.split(values, 256):
+        scale = part.abs().max() / 127
+        parts.append((part * (1 / scale)).round() * scale if scale else part)
+    return torch.cat(parts)
 
 
 def seen(loader):

@@ -212,12 +212,14 @@ class Grant(Record, frozen=True, kw_only=True):
 class NumberedReply(Record, frozen=True, kw_only=True):
     """The answer to a `NumberedRequest`, from shard 0. If it comes with weights, every shard sends one, without a body.
 
-    `weights`: the weights of `version` are the payload, or in shared memory.
+    `weights`: the weights of `version` are the payload, or in shared memory. `narrow`: the payload is what takes the
+    weights that the worker has to those, rounded (`tensors.narrow`).
     """
 
     sequence: Sequence
     weights: bool
     version: Version
+    narrow: bool = False
     body: SendWeights | Grant | None = None
 
 

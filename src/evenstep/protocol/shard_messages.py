@@ -12,13 +12,18 @@ Floats: TypeAlias = tuple[Finite, ...]
 
 
 class ShardAnswer(Record, frozen=True, kw_only=True):
-    """Answer a worker's request. `ahead`, a number for each group, moves the weights ahead (`core.sync.rate`)."""
+    """Answer a worker's request.
+
+    `ahead`, a number for each group, moves the weights ahead (`core.sync.rate`). `whole`: also on a narrow wire, the
+    worker is to have these very weights.
+    """
 
     worker: Count
     incarnation: Incarnation
     sequence: Count
     has: Version
     ahead: Floats
+    whole: bool
 
 
 class ShardCommit(Record, frozen=True, kw_only=True):

@@ -41,11 +41,13 @@ NonfiniteSum: TypeAlias = Annotated[
 ]
 Wire: TypeAlias = Annotated[
     Literal["float32", "bf16", "int8"],
-    "The format in which the changes of models travel. `bf16` halves the bytes, and `int8`, with a scale for each 256"
-    " values, quarters them; what rounding leaves out is added to the next change. `float32` rounds nothing.",
+    "The format in which gradients and changes of models travel. `bf16` halves the bytes, and `int8`, with a scale for"
+    " each 256 values, quarters them; what rounding leaves out is added to the next. `float32` rounds nothing.",
 ]
 WIRE_BLOCK: Final = 256
 """The number of values of an `int8` wire with a scale, a float32, in common."""
+NARROWING: Final = MappingProxyType({"float32": 1.0, "bf16": 1 / 2, "int8": (1 + 4 / WIRE_BLOCK) / 4})
+"""The bytes that travel for each byte of float32, by wire."""
 PushExchange: TypeAlias = Annotated[
     Literal["blocking", "overlapped"],
     "`blocking` waits for the new weights in `optimizer.step()`; `overlapped` computes the next iteration meanwhile, on"
@@ -71,6 +73,7 @@ class ServerOptions(TypedDict, total=False):
     clip: Clip
     nonfinite: Nonfinite
     exchange: PushExchange
+    wire: Wire
     servers: ServerCount
     optimizer: OptimizerName
 
@@ -117,6 +120,7 @@ class Served:
     clip: Clip = None
     nonfinite: Nonfinite = "skip"
     exchange: PushExchange = "blocking"
+    wire: Wire = "float32"
     push_to: PushTo = "root"
     optimizer: OptimizerName = None
 
@@ -126,6 +130,7 @@ class Served:
         one_of("rate", self.rate, RATES)
         one_of("nonfinite", self.nonfinite, ("skip", "refuse"))
         one_of("exchange", self.exchange, ("blocking", "overlapped"))
+        one_of("wire", self.wire, NARROWING)
         one_of("push_to", self.push_to, ("root", "group"))
         if self.optimizer is not None and not all(self.optimizer.partition(":")):
             raise ConfigError(f"the optimizer {shown(self.optimizer)} cannot be found: write my_module:MyClass")
@@ -172,7 +177,7 @@ class Outer:
             raise ConfigError(f"an outer learning rate of {self.rate} is not possible: use a positive number")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"an outer momentum of {self.momentum} is not possible: use a number from 0 to below 1")
-        one_of("wire", self.wire, ("float32", "bf16", "int8"))
+        one_of("wire", self.wire, NARROWING)
         if self.fragments < 1:
             raise ConfigError(f"a model cannot be cut into {self.fragments} fragments: use 1 or more")
         if not 0 <= self.alpha < 1:
@@ -181,11 +186,6 @@ class Outer:
             raise ConfigError(f"an exchange cannot take {self.delay} iterations: use a delay of 0 or more")
         if self.delay and self.wire != "float32":
             raise ConfigError("a narrow wire has two hops, which workers wait for: leave out delay, or wire")
-
-    @property
-    def narrowing(self) -> float:
-        """The bytes that travel for each byte of float32."""
-        return {"float32": 1.0, "bf16": 1 / 2, "int8": (1 + 4 / WIRE_BLOCK) / 4}[self.wire]
 
 
 @final
@@ -299,6 +299,11 @@ class Scheme:
                 "a barrier leaves nothing to compute on while it is waited for: leave out exchange=overlapped, or use"
                 " ssp, dssp or asp"
             )
+        if self.sync.in_step and served.wire != "float32":
+            raise ConfigError(
+                "workers that a barrier releases compute on the same weights, and a narrow wire rounds those of each"
+                " differently: leave out wire, or use ssp, dssp or asp"
+            )
         if self.sync.in_step and served.clip is not None and served.servers > 1:
             raise ConfigError(
                 "no server sees the whole of a sum of several workers' gradients: clip with one server, or without a"
@@ -313,8 +318,8 @@ class Scheme:
             )
         if outer is None or (outer.wire, outer.fragments, outer.alpha, outer.delay) != ("float32", 1, 0.0, 0):
             raise ConfigError(
-                "servers step along whole changes of a period in float32: give an Outer without wire, fragments, alpha"
-                " and delay"
+                "servers step along whole changes of a period: give an Outer without fragments, alpha and delay, and"
+                " Served the wire"
             )
         if self.load.follows_speed and self.steps == "equal":
             raise ConfigError(

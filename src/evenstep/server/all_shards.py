@@ -35,22 +35,24 @@ class AllShards:
         """Answer a worker's pending request; only shard 0 sends the body."""
         slot = self.own.slots.get(worker)
         if slot is not None:
-            self.own.answer(self._tell_answer(slot, ahead), body)
+            over = not isinstance(body, Grant) or body.over
+            self.own.answer(self._tell_answer(slot, ahead, whole=over), body)
 
     def refuse(self, worker: int, error: Exception) -> None:
         """Answer a worker's pending request with an error."""
         slot = self.own.slots.get(worker)
         if slot is not None:
-            self._tell_answer(slot, ())
+            self._tell_answer(slot)
             slot.refuse(slot.sequence, error)
 
-    def _tell_answer(self, slot: ServerSlot, ahead: tuple[float, ...]) -> ShardAnswer:
+    def _tell_answer(self, slot: ServerSlot, ahead: tuple[float, ...] = (), *, whole: bool = True) -> ShardAnswer:
         command = ShardAnswer(
             worker=slot.worker,
             incarnation=slot.incarnation,
             sequence=slot.sequence,
             has=slot.version,
             ahead=ahead,
+            whole=whole,
         )
         self.tell(command)
         return command

@@ -36,7 +36,7 @@ class Journal:
         self._lost = 0
         self._totals: ServedTotals | None = None
         self._tallied = now
-        self._counts = 0, 0
+        self._counts = 0, 0.0
         """Commits and messages when they were last tallied."""
         self._message_bytes = 0
 
@@ -82,7 +82,7 @@ class Journal:
         self._counts = own.commits, own.moved
         commits = own.commits - before
         if commits:
-            nbytes = (own.moved - moved_before) * self._message_bytes
+            nbytes = round((own.moved - moved_before) * self._message_bytes)
             event = events.Tallied(
                 at=now, version=self.version, seconds=seconds, commits=commits, bytes=nbytes, samples=samples
             )

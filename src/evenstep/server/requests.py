@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 import numpy as np
+import torch
 
 from evenstep.core.errors import ConfigError, ProtocolError
 from evenstep.core.samples.pass_costs import PassCosts
@@ -136,8 +137,14 @@ class WorkerRequests:
             raise
 
     def _receive_gradients(self, slot: ServerSlot, message: Message, *, empty: bool = False) -> None:
-        """Receive gradients or initial weights."""
-        self._receive(slot, message, memory_of(slot.gradients[: 0 if empty or not slot.travels else None]))
+        """Receive gradients or initial weights, which come before the run has a version, and are never narrow."""
+        narrow = slot.narrow if self._shard_state.version >= 0 else None
+        if empty or not slot.travels or narrow is None:
+            self._receive(slot, message, memory_of(slot.gradients[: 0 if empty or not slot.travels else None]))
+        else:
+            packed = torch.empty(narrow.nbytes, dtype=torch.uint8)
+            self._receive(slot, message, memory_of(packed))
+            narrow.write(packed, slot.gradients)
 
     def _receive_costs(self, slot: ServerSlot, message: Message, mean: int) -> PassCosts:
         spec = self._shard_state.spec

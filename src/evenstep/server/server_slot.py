@@ -12,6 +12,7 @@ from evenstep.protocol.encoding import encode, sequence_of
 from evenstep.protocol.messages import Refusal
 from evenstep.server.uplink import VirtualConnection
 from evenstep.tensors.messages import memory_of
+from evenstep.tensors.narrow import NarrowMessages
 from evenstep.transport.base import Connection, ConnectionLostError
 from evenstep.transport.segment import Segment
 
@@ -34,18 +35,23 @@ class ServerSlot:
         version: The version of the worker's weights.
         ahead: Whether these weights were moved along the momentum.
         given: Whether they are in the weights buffer. They are not if a worker that joins again brought them.
+        narrow: The format of messages on a narrow wire; None: messages are as they are in the buffers.
+        rounded: Whether the worker's weights are near those of the version, and not the same.
         receiving: Whether gradients are arriving now.
         views: Views of the gradients; None before the first push.
         sizes: The batch sizes that the worker was last sent.
     """
 
-    def __init__(self, worker: int, incarnation: int, nbytes: int, connection: Connection) -> None:
+    def __init__(
+        self, worker: int, incarnation: int, nbytes: int, connection: Connection, narrow: NarrowMessages | None = None
+    ) -> None:
         self.worker = worker
         self.incarnation = incarnation
         self.connection: Connection | None = connection
         self.sequence = 0
         self.version = -1
-        self.ahead = self.given = self.receiving = False
+        self.ahead = self.given = self.rounded = self.receiving = False
+        self.narrow = narrow
         self.views: MessageViews | None = None
         self.sizes: Mapping[int, int] | None = None
         self._uplink = connection.uplink if isinstance(connection, VirtualConnection) else None
@@ -59,17 +65,29 @@ class ServerSlot:
             # Through NumPy, whose arrays keep the mapping alive: staged gradients must outlive the slot.
             both = torch.from_numpy(np.frombuffer(self.segment.view, dtype=np.uint8))
         self.gradients, self.weights = both[:nbytes], both[nbytes:]
+        self._difference: torch.Tensor | None = None
+        """What the latest answer sends instead of the weights."""
         self._answer: tuple[bytes, bool] | None = None
         self._send_queue: queue.SimpleQueue[tuple[bytes, bool] | None] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
 
-    def give(self, version: int, ahead: Sequence[float], read: Callable[[torch.Tensor], None]) -> bool:
+    def give(self, version: int, ahead: Sequence[float], read: Callable[[torch.Tensor], None], *, whole: bool) -> bool:
         """Prepare weights for the worker; `read` writes them into a message.
+
+        On a narrow wire, unless they have to be `whole`, the difference from the weights that the worker has travels.
+        They then move by what travels, so that the next difference has what rounding has left out.
 
         Returns:
             True if a message of weights travels. It does not if the worker's group server has them already.
         """
-        self.version, self.ahead, self.given = version, any(ahead), True
+        rounds = self.narrow is not None and self.given and not whole
+        self.version, self.ahead, self.given, self.rounded = version, any(ahead), True, rounds
+        self._difference = None
+        if self.narrow is not None and rounds:
+            goal = torch.empty_like(self.weights)
+            read(goal)
+            self._difference = self.narrow.approach(self.weights, goal)
+            return True
         if self._uplink is None:
             read(self.weights)
             return True
@@ -132,7 +150,7 @@ class ServerSlot:
             self.segment.close()
         # Remaining references to this slot then hold no memory.
         self.gradients = self.weights = torch.empty(0, dtype=torch.uint8)
-        self.views = None
+        self.views = self._difference = None
 
     def _send_all(self) -> None:
         while (answer := self._send_queue.get()) is not None:
@@ -152,7 +170,7 @@ class ServerSlot:
     def _payload(self) -> list[memoryview]:
         if self._uplink is not None:
             return self._uplink.unsent_weights()
-        return [memory_of(self.weights)] if self.segment is None else []
+        return [memory_of(self.weights if self._difference is None else self._difference)] if self.travels else []
 
 
 def refused(slot: ServerSlot | None, header: bytes, error: Exception) -> bytes | None:

@@ -19,6 +19,7 @@ from evenstep.server.server_slot import ServerSlot
 from evenstep.server.shard.shard import MessageViews, Shard
 from evenstep.server.shard.snapshots import Snapshots
 from evenstep.server.shard.updates import UpdateRule
+from evenstep.tensors.narrow import NarrowMessages
 from evenstep.transport.base import Connection
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ class ShardState:
         spec: The run; None before the first worker has described it.
         slots: The workers that are here, by rank.
         version: The version of the parameters; -1 before they are initialised.
-        commits, moved: How many commits there were, and how many messages of gradients and of weights.
+        narrow: The format of messages on a narrow wire.
+        commits, moved: How many commits there were, and how many messages of gradients and of weights; a narrow one is
+            a part of one.
         led: On the other shards: whether the connection to shard 0 lives.
     """
 
@@ -47,7 +50,8 @@ class ShardState:
         self.spec: RunSpec | None = None
         self.slots: dict[int, ServerSlot] = {}
         self.version = -1
-        self.commits = self.moved = 0
+        self.narrow: NarrowMessages | None = None
+        self.commits, self.moved = 0, 0.0
         self.led = False
         self._encoded = b""
         self._shard: Shard | None = None
@@ -82,6 +86,8 @@ class ShardState:
         spec = RunSpec.decode(encoded, self.settings.workers)
         rules = tuple(UpdateRule(each, self.settings.allow) for each in spec.optimizers)
         self._shard = Shard(spec.layout.shards(self.settings.count)[self.settings.index], rules)
+        wire = "float32" if spec.scheme.served is None else spec.scheme.served.wire
+        self.narrow = None if wire == "float32" else NarrowMessages(self._shard.layout, wire)
         self.spec, self._encoded = spec, encoded
         return spec
 
@@ -96,6 +102,11 @@ class ShardState:
     def nbytes(self) -> int:
         """The length of a message in bytes."""
         return self.shard.layout.nbytes
+
+    @property
+    def _part(self) -> float:
+        """The bytes of a narrow message for each byte of another."""
+        return 1.0 if self.narrow is None else self.narrow.nbytes / self.nbytes
 
     def _initialise(self, command: commands.ShardInitialise) -> None:
         """Start from the weights that this worker has put into its buffer of gradients."""
@@ -144,7 +155,7 @@ class ShardState:
 
     def slot(self, worker: int, incarnation: int, connection: Connection) -> ServerSlot:
         """Give this incarnation of a worker a slot."""
-        slot = ServerSlot(worker, incarnation, self.nbytes, connection)
+        slot = ServerSlot(worker, incarnation, self.nbytes, connection, self.narrow)
         self.slots[worker] = slot
         return slot
 
@@ -219,7 +230,7 @@ class ShardState:
             del self._staged[key]
         self.version += 1
         self.commits += 1
-        self.moved += len(gradients)
+        self.moved += len(gradients) * self._part
 
     def _computed_on(self, key: PushKey) -> "torch.Tensor | None":
         """Return the weights that the worker had (or newer ones, if exchanges overlap); None if they are not here."""
@@ -245,8 +256,15 @@ class ShardState:
             slot.take_in(command.sequence)  # A request without gradients is sent to shard 0 only.
         # The worker may have staged its next request on another shard before this answer.
         slot.version = command.has
-        weights = self.version >= 0 and (slot.version != self.version or slot.ahead != any(ahead))
+        other = slot.version != self.version or slot.ahead != any(ahead) or (command.whole and slot.rounded)
+        weights, narrow = self.version >= 0 and other, False
         if weights:
-            self.moved += slot.give(self.version, ahead, lambda message: self.shard.read_weights(message, ahead))
-        reply = NumberedReply(sequence=command.sequence, weights=weights, version=self.version, body=body)
+            moved = slot.give(
+                self.version, ahead, lambda message: self.shard.read_weights(message, ahead), whole=command.whole
+            )
+            narrow = slot.rounded
+            self.moved += moved * (self._part if narrow else 1.0)
+        reply = NumberedReply(
+            sequence=command.sequence, weights=weights, version=self.version, narrow=narrow, body=body
+        )
         slot.answer(encode(reply), weights=weights)

@@ -11,6 +11,7 @@ from evenstep.core.fragments import due_fragments, leaving_fragments
 from evenstep.core.load.limits import SizeLimits
 from evenstep.core.samples import CostSharing, PerSample
 from evenstep.core.values import Basis, IntArray, Reports
+from evenstep.schemes.scheme import NARROWING
 from evenstep.sim.log import Log
 from evenstep.sim.network import Network
 from evenstep.sim.parts import IterationParts, Parts
@@ -236,7 +237,7 @@ def _communication(scenario: Scenario) -> Callable[[int], float]:
     if outer is None or outer.wire == "float32":
         seconds = network.all_reduce_seconds(scenario.all_reduce)
     else:
-        seconds = network.two_hops_seconds(outer.narrowing)
+        seconds = network.two_hops_seconds(NARROWING[outer.wire])
     # Speeds are exchanged meanwhile, or afterwards if blocking.
     besides = network.small_exchange_seconds() if scheme.exchange == "blocking" else 0.0
     return lambda fragments: fragments * seconds + scenario.exchange_seconds + besides

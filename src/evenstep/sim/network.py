@@ -41,13 +41,14 @@ class Network:
         cluster: The workers, servers, hosts and links.
         message_bytes: The size of one worker's gradients, and of the weights.
         servers: The number of servers that share them.
+        narrowing: The part of the bytes that travels, unless whole weights have to.
 
     Attributes:
         free: Whether messages to and from servers take no time.
-        shard_bytes: The part of a message for each server, in bytes.
+        shard_bytes: The part of a message for each server, in bytes, as it travels.
     """
 
-    def __init__(self, cluster: Cluster, *, message_bytes: float, servers: int = 1) -> None:
+    def __init__(self, cluster: Cluster, *, message_bytes: float, servers: int = 1, narrowing: float = 1.0) -> None:
         self._bytes = message_bytes
         self._slots = [_slot(worker, number) for number, worker in enumerate(cluster.workers)]
         self._links = [worker.link if worker.host is None else worker.host.link for worker in cluster.workers]
@@ -57,7 +58,8 @@ class Network:
         if cluster.servers:
             hosts = [cluster.servers[number % len(cluster.servers)] for number in range(servers)]
             shards = [(host.name, ports.setdefault(host.name, _Port(host.link))) for host in hosts]
-        self.shard_bytes = message_bytes / servers
+        self._whole_bytes = message_bytes / servers
+        self.shard_bytes = narrowing * self._whole_bytes
         # By worker: the ports of its messages, one pair for each server that they reach over a network.
         routes = [
             [(port, shard) for at, shard in shards if not (port.free and shard.free) and (at is None or at != slot)]
@@ -72,9 +74,9 @@ class Network:
         size = self.shard_bytes
         return max([_carry(sender, receiver, size, now) for sender, receiver in self._pushes[worker]], default=now)
 
-    def pull_arrives(self, worker: int, now: float) -> float:
-        """The time when the weights that all servers send now have reached the worker."""
-        size = self.shard_bytes
+    def pull_arrives(self, worker: int, now: float, *, whole: bool = False) -> float:
+        """The time when the weights that all servers send now, or differences from others, have reached the worker."""
+        size = self._whole_bytes if whole else self.shard_bytes
         return max([_carry(sender, receiver, size, now) for sender, receiver in self._pulls[worker]], default=now)
 
     def all_reduce_seconds(self, kind: Literal["ring", "tree"]) -> float:

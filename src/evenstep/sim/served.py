@@ -11,6 +11,7 @@ from evenstep.cluster.slowness.draw import derive_seed
 from evenstep.core.coordinate import Answer, Apply, Arrival, Coordinator, CoordinatorCommand
 from evenstep.core.errors import ConfigError
 from evenstep.core.sync import Regroup
+from evenstep.schemes.scheme import NARROWING
 from evenstep.sim.log import Log
 from evenstep.sim.network import Network
 from evenstep.sim.parts import batch_of
@@ -57,8 +58,12 @@ class ServedRun:
             drop_last=scenario.drop_last,
         )
         self._network = Network(
-            scenario.cluster, message_bytes=scenario.message_bytes or 0, servers=scheme.served.servers
+            scenario.cluster,
+            message_bytes=scenario.message_bytes or 0,
+            servers=scheme.served.servers,
+            narrowing=NARROWING[scheme.served.wire],
         )
+        self._rounds = scheme.served.wire != "float32"
         self._free = self._network.free
         seed = derive_seed(scenario.cluster.seed, "exchange")
         spread = scenario.exchange_spread
@@ -349,8 +354,10 @@ class ServedRun:
             if self._log is not None:
                 self._log.planned(slot, by_worker)
         # Weights that the worker already has are not sent again.
-        here = self._free or answer.version == slot.version
-        arrives = now if here else slot.pull_arrives(self._network, answer.version, now)
+        whole = answer.over or slot.version < 0
+        here = self._free or (answer.version == slot.version and not (whole and slot.rounded))
+        arrives = now if here else slot.pull_arrives(self._network, answer.version, now, whole=whole)
+        slot.rounded = slot.rounded if here else self._rounds and not whole
         if slot.asking:
             arrives += self._exchange.seconds(
                 worker=slot.number,

@@ -46,6 +46,7 @@ class VirtualSlot:
         blocked_since: The time when it began to wait for an answer; None if it does not wait.
         idle_since: The time when it ran out of samples; None if it has some.
         version: The version of its weights; `handed_out_on` is that of the weights that it computes on.
+        rounded: Whether its weights came over a narrow wire.
         commit: The commit of its last push, until it is recorded.
         pushed: For the log, the iteration whose push is under way.
         iterations, staleness: The number of iterations begun, and the total staleness of its pushes.
@@ -71,6 +72,7 @@ class VirtualSlot:
     idle_since: float | None = None
     version: int = -1
     handed_out_on: int = -1
+    rounded: bool = False
     load: float = 0
     began: float = 0.0
     entered: float = 0.0
@@ -89,7 +91,7 @@ class VirtualSlot:
         self.worker = worker
         self.here_since = self.idle_since = self.entered = now
         self.version = self.handed_out_on = -1
-        self.over = False
+        self.over = self.rounded = False
 
     def go(self, now: float) -> None:
         """The worker leaves, and work that it had not pushed is lost."""
@@ -128,11 +130,11 @@ class VirtualSlot:
             self.done.largest_lead = max(self.done.largest_lead, release.lead)
         return took
 
-    def pull_arrives(self, network: Network, version: int, now: float) -> float:
+    def pull_arrives(self, network: Network, version: int, now: float, *, whole: bool) -> float:
         """The time when this version's weights, sent now, reach the worker; a group server gets them once for all."""
         group = self.group
         if group is None:
-            return network.pull_arrives(self.number, now)
+            return network.pull_arrives(self.number, now, whole=whole)
         if group.version != version:
             group.version, group.arrives = version, network.pull_arrives(self.number, now)
         return max(now, group.arrives)

@@ -304,7 +304,10 @@ class Pushed(ServerEvent, frozen=True, kw_only=True, tag="push"):
 
 @final
 class Tallied(ServerEvent, frozen=True, kw_only=True, tag="tally"):
-    """The servers' work in the last `seconds`; `samples` counts all that were committed since the run started."""
+    """The servers' work in the last `seconds`; `samples` counts all that were committed since the run started.
+
+    `bytes` are those of gradients and weights, as they travel between hosts.
+    """
 
     seconds: _Seconds
     commits: _Whole

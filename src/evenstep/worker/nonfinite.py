@@ -25,21 +25,24 @@ class DivergedError(EvenstepError, FloatingPointError):
 class NonfiniteGuard:
     """Counts what is left out because it holds a NaN or an infinity, or refuses it if the scheme says so.
 
+    `what`: what that is, as in messages.
+
     Attributes:
-        in_a_row: How many gradients were left out since the last finite one.
+        in_a_row: How many were left out since the last finite one.
     """
 
-    def __init__(self, nonfinite: str, tracker: Tracker) -> None:
+    def __init__(self, nonfinite: str, tracker: Tracker, what: str = "gradient") -> None:
+        self._what = what
         self._refuses = nonfinite == "refuse"
         self._tracker = tracker
         self.in_a_row = 0
 
     def passed(self) -> None:
-        """Note a finite gradient, which counts."""
+        """Note a finite one, which counts."""
         self.in_a_row = 0
 
     def skip(self, now: Iteration, *, finite: bool) -> None:
-        """Leave out this worker's gradient of this iteration; `finite`: its weights hold no NaN and no infinity.
+        """Leave out this worker's one of this iteration; `finite`: its weights hold no NaN and no infinity.
 
         Raises:
             NonfiniteGradientError: The scheme refuses such gradients.
@@ -48,20 +51,20 @@ class NonfiniteGuard:
         worker = self._tracker.recorder.worker
         if self._refuses:
             raise NonfiniteGradientError(
-                f"the gradient of iteration {now.number} on worker {worker} holds a NaN or an infinity:"
-                " lower the learning rate or the loss's scale, or have such gradients left out with nonfinite=skip"
+                f"the {self._what} of iteration {now.number} on worker {worker} holds a NaN or an infinity:"
+                f" lower the learning rate or the loss's scale, or have such {self._what}s left out with nonfinite=skip"
             )
         self._tracker.skipped += 1
         self.in_a_row += 1
         if self.in_a_row == _MAX_SKIPPED or not finite:
             raise DivergedError(
                 f"training has diverged by iteration {now.number} of worker {worker}: the weights hold a NaN"
-                f" or an infinity, or {_MAX_SKIPPED} gradients in a row did; lower the learning rate, and go on from"
-                " the last checkpoint (on servers, from the last snapshot with evenstep run --resume)"
+                f" or an infinity, or {_MAX_SKIPPED} {self._what}s in a row did; lower the learning rate, and go on"
+                " from the last checkpoint (on servers, from the last snapshot with evenstep run --resume)"
             )
         if self._tracker.skipped == 1:
             warnings.warn(
-                f"worker {worker} left out its gradient of iteration {now.number}, which holds a NaN or an infinity;"
-                " further ones get no warning",
+                f"worker {worker} left out its {self._what} of iteration {now.number}, which holds a NaN or an"
+                " infinity; further ones get no warning",
                 stacklevel=2,
             )

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import evenstep
 from evenstep.core.errors import ConfigError
 from evenstep.schemes import Outer, Scheme, bsp, parse_scheme
-from evenstep.schemes.scheme import WIRE_BLOCK
+from evenstep.schemes.scheme import NARROWING, WIRE_BLOCK
 from evenstep.tensors.narrow import pack, unpack
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("diloco")]
@@ -188,7 +188,7 @@ def test_packed_values_are_within_half_a_step_and_what_is_not_finite_stays_so():
     values = torch.linspace(-3, 5, 2 * WIRE_BLOCK)
     values[WIRE_BLOCK:] = 0
     packed = pack(values, "int8")
-    assert packed.numel() == round(4 * len(values) * Outer(wire="int8").narrowing)
+    assert packed.numel() == round(4 * len(values) * NARROWING["int8"])
     np.testing.assert_allclose(unpack(packed, "int8"), values, rtol=0, atol=3 / 254 + 1e-6)
     values[0], values[-1] = float("nan"), float("inf")
     assert not unpack(pack(values, "int8"), "int8").isfinite().any()

@@ -70,8 +70,10 @@ class ServedEngine(Engine):
         self._link = link
         self._overlaps = served.exchange == "overlapped"
         self._optimizer = optimizer
-        self._parameters = ServedParameters(parameters, layouts, link, waits=not self._overlaps, local=local)
-        self._nonfinite = NonfiniteGuard(served.nonfinite, tracker)
+        self._parameters = ServedParameters(
+            parameters, layouts, link, waits=not self._overlaps, local=local, wire=served.wire
+        )
+        self._nonfinite = NonfiniteGuard(served.nonfinite, tracker, "change" if local else "gradient")
         self._changes = ChangeWatch(list(parameters.values()))
         self._warned = served.clip is not None
         self._state = state

@@ -8,9 +8,11 @@ from typing import Final, final
 import torch
 
 from evenstep.protocol.layout import ShardLayout
+from evenstep.schemes.scheme import Wire
 from evenstep.tensors.messages import (
     DTYPES,
     all_finite,
+    as_bytes,
     as_message,
     flat_views,
     gather,
@@ -19,6 +21,7 @@ from evenstep.tensors.messages import (
     parameter_views,
     scatter,
 )
+from evenstep.tensors.narrow import NarrowMessages
 from evenstep.worker.servers.link import ServerLink
 
 _PIECE_ELEMENTS: Final = 2**20
@@ -38,6 +41,8 @@ class ServedParameters:
         link: Holds the messages.
         waits: The worker does nothing between a push and its answer, so both copies can be avoided.
         local: The worker changes its weights between two pushes. It keeps those that it took in the message.
+        wire: The format in which gradients and changes travel. What rounding leaves out is added to the next ones of
+            this place; what was left out in a former place is lost.
     """
 
     def __init__(
@@ -48,12 +53,20 @@ class ServedParameters:
         *,
         waits: bool,
         local: bool = False,
+        wire: Wire = "float32",
     ) -> None:
         self._parameters = [[parameters[each.name] for each in layout.parameters] for layout in layouts]
         self._layouts = layouts
         self._link = link
-        self._waits = waits and not local
+        self._waits = waits and not local and wire == "float32"
         self._local = local
+        self._narrow: list[NarrowMessages] = []
+        self._left: list[torch.Tensor | None] = []
+        """What rounding has left out of the pushes so far, by shard."""
+        if wire != "float32":
+            self._narrow = [NarrowMessages(layout, wire) for layout in layouts]
+            for shard, narrow in zip(link.shards, self._narrow, strict=True):
+                shard.narrow_bytes = narrow.nbytes
         self._gradients: list[_Message] = []
         self._all = [each for parameters in self._parameters for each in parameters]
         self._weights: list[tuple[torch.nn.Parameter, torch.Tensor, int]] = []
@@ -76,7 +89,7 @@ class ServedParameters:
                 if parameter.device.type == "cpu" and parameter.is_contiguous() and parameter.numel():
                     weight.copy_(parameter.detach())
                     parameter.data = weight
-        self._viewed = self._link.incarnation
+        self._viewed, self._left = self._link.incarnation, [None for _ in shards]
 
     def put_weights(self) -> None:
         """Put the weights into the messages of gradients, to start a run with them."""
@@ -87,6 +100,10 @@ class ServedParameters:
 
     def take_weights(self) -> None:
         """Copy the weights that have arrived into the parameters."""
+        for shard, narrow in zip(self._link.shards, self._narrow, strict=False):
+            for difference in shard.differences:
+                narrow.add(as_bytes(memoryview(difference)), torch.from_numpy(shard.weights))
+            shard.differences.clear()
         elsewhere = [(weight, each) for each, weight, place in self._weights if each.data_ptr() != place]
         if elsewhere:
             scatter(*zip(*elsewhere, strict=True))
@@ -138,7 +155,7 @@ class ServedParameters:
                     norms += gradients.gather(parameters)
                 else:
                     norms += _norms([each.grad for each in parameters if each.grad is not None and each.numel()])
-        return math.hypot(*norms)
+        return self._rounded() if self._narrow else math.hypot(*norms)
 
     @torch.no_grad()
     def put_changes(self) -> float:
@@ -154,7 +171,19 @@ class ServedParameters:
                 change.copy_(parameter)
                 torch.sub(weights, change, out=change)
             norms += gradients.norms()
-        return math.hypot(*norms)
+        return self._rounded() if self._narrow else math.hypot(*norms)
+
+    def _rounded(self) -> float:
+        """Round the messages of gradients for a narrow wire; their norm."""
+        left: list[torch.Tensor | None] = []
+        for narrow, shard, before in zip(self._narrow, self._link.shards, self._left, strict=True):
+            packed, rest = narrow.round(torch.from_numpy(shard.gradients), before)
+            shard.payload = [memory_of(packed)]
+            left.append(rest)
+        norm = math.hypot(*(norm for gradients in self._gradients for norm in gradients.norms()))
+        if math.isfinite(norm):  # Others are not pushed.
+            self._left = left
+        return norm
 
 
 def _in_place(layout: ShardLayout, parameters: Sequence[torch.nn.Parameter]) -> list[memoryview] | None:

@@ -362,6 +362,8 @@ def _check(
         raise ConfigError(f"the scheme {scheme.name!r} needs no parameter servers: use evenstep.Balancer")
     if scheme.period is not None:
         raise ConfigError(f"the local steps of {scheme.name!r} run on PyTorch only: leave out period here")
+    if scheme.served.wire != "float32":
+        raise ConfigError(f"the narrow wire of {scheme.name!r} runs on PyTorch only: leave out wire here")
     if scheme.served.servers != servers:
         raise ConfigError(
             f"the scheme asks for {scheme.served.servers} servers but {servers} were started: give start_servers or the"

@@ -135,6 +135,8 @@ class ServerLink:
         self._sequence += 1
         request = messages.NumberedRequest(sequence=self._sequence, has=self.has, body=body)
         self._replies.asked = PendingRequest(request, gradients, payload)
+        for shard in self.shards:
+            shard.arriving = None
         try:
             self._retrying(self._send)
         except BaseException:
@@ -151,6 +153,9 @@ class ServerLink:
         self._replies.asked = None
         if answer.weights:
             self.has = answer.version
+        for shard in self.shards:  # Once, since an answer may have come again meanwhile.
+            if shard.arriving is not None:
+                shard.differences.append(shard.arriving)
         return answer
 
     def fetch_states(self) -> list[bytearray]:
@@ -309,7 +314,12 @@ class ServerLink:
 
     def _collect_from(self, shard: RemoteShard, sequence: int) -> messages.NumberedReply:
         answer, message = self._replies.next(shard, messages.NumberedReply, sequence)
-        if message.payload_bytes:
+        if message.payload_bytes and answer.narrow:
+            if message.payload_bytes != shard.narrow_bytes:
+                raise ConnectionLostError(f"server {shard.index} sent {message.payload_bytes} bytes of a difference")
+            shard.arriving = bytearray(shard.narrow_bytes)
+            shard.receive_payload(memoryview(shard.arriving))
+        elif message.payload_bytes:
             if message.payload_bytes != shard.weights.size:
                 raise ConnectionLostError(f"server {shard.index} sent {message.payload_bytes} bytes of weights")
             shard.receive_payload(shard.weights.data)

@@ -24,6 +24,9 @@ class RemoteShard:
         incarnation: The worker's incarnation that has the place.
         gradients, weights: A message each, uint8; on one host they are shared with the server.
         payload: The message of gradients in pieces, if it is not in `gradients`.
+        narrow_bytes: The length of a message on a narrow wire.
+        differences: What has arrived on a narrow wire and is to be added to `weights`, in order.
+        arriving: What has arrived of the answer to the pending request.
     """
 
     def __init__(self, index: int, connect: Callable[[int], Connection]) -> None:
@@ -34,6 +37,9 @@ class RemoteShard:
         self.incarnation = -1
         self.gradients = self.weights = np.empty(0, dtype=np.uint8)
         self.payload: list[memoryview] | None = None
+        self.narrow_bytes = 0
+        self.differences: list[bytearray] = []
+        self.arriving: bytearray | None = None
 
     def reach(self) -> None:
         """Connect, if there is no connection."""
@@ -61,6 +67,7 @@ class RemoteShard:
         """Use the shared memory that came with the answer, or private memory if none came."""
         self._leave_segment()
         self.incarnation = incarnation
+        self.differences.clear()
         if files:
             self.segment = Segment.open(files[0], 2 * nbytes)
             # The array keeps the mapping: parameters still live in it when it is closed.
