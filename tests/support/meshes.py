@@ -19,12 +19,16 @@ from support import training
 from support.sharded import Busy
 
 DDP, FSDP, HSDP, CONTEXT = ("dp", "tp"), ("shard", "tp"), ("replicate", "shard"), ("shard", "cp")
+HSDP_TP = (*HSDP, "tp")
 PLACEMENTS = (Shard(0),), (Shard(0),), (Shard(1),), (Replicate(),)
 """Of the parameters, over the dimension of tensor parallelism."""
 
 
 def mesh_of(names):
-    return init_device_mesh("cpu", (2, 2), mesh_dim_names=names)
+    """With two processes along each dimension, but one along `shard` if they are too few."""
+    two = dist.get_world_size() == 2 ** len(names)
+    shape = tuple(1 if name == "shard" and not two else 2 for name in names)
+    return init_device_mesh("cpu", shape, mesh_dim_names=names)
 
 
 def model_on(mesh, run, model=None):
@@ -35,7 +39,7 @@ def model_on(mesh, run, model=None):
         parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), f"{len(model) - 1}": RowwiseParallel()})
     if "dp" in names:
         return DistributedDataParallel(model, device_mesh=mesh["dp"])
-    over = mesh if names == HSDP else mesh[names]._flatten("shard_cp") if names == CONTEXT else mesh[names[0]]
+    over = mesh[names]._flatten("shard_cp") if names == CONTEXT else mesh[tuple(each for each in names if each != "tp")]
     for layer in model:
         if list(layer.parameters()):
             fully_shard(layer, mesh=over)

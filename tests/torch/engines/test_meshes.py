@@ -5,7 +5,7 @@ import signal
 import numpy as np
 import pytest
 from support import meshes, training
-from support.meshes import DDP, FSDP, HSDP
+from support.meshes import DDP, FSDP, HSDP, HSDP_TP
 from support.processes import results, run_workers
 from support.training import Run
 
@@ -14,19 +14,20 @@ pytestmark = pytest.mark.multiprocess
 UNEVEN = {"samples": 82, "epochs": 3}
 
 
-@pytest.mark.parametrize("names", [DDP, FSDP, HSDP])
-def test_changing_sizes_follow_the_trajectory_of_one_process(names):
+@pytest.mark.parametrize(
+    ("names", "processes", "workers"), [(DDP, 4, 2), (FSDP, 4, 2), (HSDP, 4, 4), (HSDP_TP, 4, 2), (HSDP_TP, 8, 4)]
+)
+def test_changing_sizes_follow_the_trajectory_of_one_process(names, processes, workers):
     run = Run(scripted=11, **UNEVEN)
-    values = results(run_workers(meshes.train, 4, run, names))
-    workers = 4 if names == HSDP else 2
+    values = results(run_workers(meshes.train, processes, run, names))
     assert {len(sizes) for sizes in values[0]["sizes"]} == {workers}
     assert len({tuple(sizes) for sizes in values[0]["sizes"]}) > 6
     for value in values:
         np.testing.assert_allclose(value["weights"], training.train_alone(run, 5 * workers), rtol=0, atol=1e-10)
-    for rank in range(0, 4, 4 // workers):  # Peers have the same batches.
-        peers = values[rank : rank + 4 // workers]
-        assert all(peer["sums"] == peers[0]["sums"] for peer in peers)
-    assert values[0]["sums"] != values[2]["sums"]
+    peers = processes // workers
+    for rank in range(0, processes, peers):  # Peers have the same batches.
+        assert all(peer["sums"] == values[rank]["sums"] for peer in values[rank : rank + peers])
+    assert values[0]["sums"] != values[peers]["sums"]
 
 
 def test_peers_that_have_a_part_of_each_sample():

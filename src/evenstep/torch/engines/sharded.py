@@ -38,8 +38,8 @@ def require_shardable(module: torch.nn.Module, workers: Workers) -> None:
     sizes = set()
     for name, parameter in module.named_parameters():
         if isinstance(parameter, DTensor):
-            placements, size = _over_workers(parameter, workers)
-            sizes.add(size)
+            placements, lengths = _over_workers(parameter, workers)
+            sizes.add(size := prod(lengths))
             if [each.is_replicate() for each in placements] not in _REPLICATES or not _has_all(parameter, workers):
                 raise ConfigError(
                     f"the parameter {name!r} is sharded as {placements} over {size} processes of {workers.count}"
@@ -59,15 +59,15 @@ def require_shardable(module: torch.nn.Module, workers: Workers) -> None:
         )
 
 
-def _over_workers(parameter: DTensor, workers: Workers) -> tuple[list[Placement], int]:
-    """The placements along the dimensions over which gradients are summed, and the product of their sizes.
+def _over_workers(parameter: DTensor, workers: Workers) -> tuple[list[Placement], list[int]]:
+    """The placements along the dimensions over which gradients are summed, and the processes along each.
 
     Those may have peers, too, as in context parallelism, where the mesh flattens both into a dimension of another name.
     """
     mesh, split = parameter.device_mesh, () if workers.peers is None else workers.peers.others
     names = mesh.mesh_dim_names or ("",) * mesh.ndim
     dims = [each for each, name in enumerate(names) if name not in split]
-    return [parameter.placements[each] for each in dims], prod(mesh.size(each) for each in dims)
+    return [parameter.placements[each] for each in dims], [mesh.size(each) for each in dims]
 
 
 def _has_all(parameter: DTensor, workers: Workers) -> bool:
@@ -84,7 +84,8 @@ def weigh_shards(module: torch.nn.Module, engine: CollectiveEngine, index: int) 
     over = [_over_workers(each, engine.workers) for each in module.parameters() if isinstance(each, DTensor)]
     hybrid = any(len(placements) == 2 for placements, _ in over)
     # Peers that have a part of each sample each have a mean over that part, and the mean of these counts.
-    parts = max(size for _, size in over) // engine.workers.count
+    parts = max(prod(lengths) for _, lengths in over) // engine.workers.count
+    alone = hybrid and all(lengths[-1] == 1 for _, lengths in over)
     end = _BackwardEnd(engine, index)
     for each in module.modules():
         if not isinstance(each, FSDPModule):
@@ -92,7 +93,9 @@ def weigh_shards(module: torch.nn.Module, engine: CollectiveEngine, index: int) 
         # A divide factor that differs between workers would be applied after the sum, and give wrong gradients.
         each.set_gradient_divide_factor(1.0)
         each.set_force_sum_reduction_for_comms(True)
-        each.set_custom_reduce_scatter(_WeightedReduceScatter(engine, index, end, resumes=not hybrid, parts=parts))  # type: ignore[arg-type]
+        each.set_custom_reduce_scatter(
+            _WeightedReduceScatter(engine, index, end, hybrid=hybrid, alone=alone, parts=parts)  # type: ignore[arg-type]
+        )
         each.set_custom_all_gather(_AllGather(engine))  # type: ignore[arg-type]
         if hybrid:
             each.set_all_reduce_hook(lambda _: engine.tracker.stopwatch.run())
@@ -151,20 +154,36 @@ class _AllGather:
 class _WeightedReduceScatter:
     """Sums weighted gradients over all workers, or the means of so many `parts` of each worker's gradient.
 
-    `resumes`: compute continues right afterwards.
+    `hybrid`: FSDP sums them over the replicas afterwards; compute continues then. `alone`: each replica has one shard.
     """
 
-    def __init__(self, engine: CollectiveEngine, index: int, end: _BackwardEnd, *, resumes: bool, parts: int) -> None:
+    def __init__(
+        self, engine: CollectiveEngine, index: int, end: _BackwardEnd, *, hybrid: bool, alone: bool, parts: int
+    ) -> None:
         self._engine = engine
         self._index = index
         self._end = end
-        self._resumes = resumes
+        self._hybrid = hybrid
+        self._alone = alone
+        self._input: torch.Tensor | None = None
         self._parts = parts
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         # FSDP allocates the input in the compute stream, and then leaves that stream.
         self._engine.tracker.compute_pauses()
-        return torch.empty(*size, dtype=dtype, device=device)
+        allocated = torch.empty(*size, dtype=dtype, device=device)
+        if self._alone:
+            # FSDP copies the input to the output and calls nothing here in between. The input is filled by then.
+            filled, self._input = self._input, allocated if self._input is None else None
+            if filled is not None:
+                self._weigh(filled)
+        return allocated
+
+    def _weigh(self, gradients: torch.Tensor) -> None:
+        self._engine.weigh_sharded(self._index, gradients)
+        if self._parts > 1:
+            gradients.div_(self._parts)
+        self._end.await_once()
 
     def __call__(
         self,
@@ -176,17 +195,15 @@ class _WeightedReduceScatter:
     ) -> dist.Work | None:
         assert op == dist.ReduceOp.SUM
         try:
-            self._engine.weigh_sharded(self._index, input_tensor)
-            if self._parts > 1:
-                input_tensor.div_(self._parts)
+            if not self._alone:
+                self._weigh(input_tensor)
             work: dist.Work | None = reduce_scatter_single(
                 output_tensor, input_tensor, op=op, group=group, async_op=async_op
             )
         except RuntimeError as error:
             raise self._engine.explained(error) from error
-        if self._resumes:
+        if not self._hybrid:
             self._engine.tracker.stopwatch.run()
-        self._end.await_once()
         return work
 
 
