@@ -12,6 +12,7 @@ import pytest
 import yaml
 from support import training
 from support.hosts import enter, two_hosts
+from support.slurm import slurm as slurm_cluster
 from support.started import Started, ended, torchrun
 from support.training import Run
 
@@ -85,6 +86,20 @@ def hosts():
         yield made
 
 
+def write_script(folder):
+    folder.mkdir(exist_ok=True)
+    run = f"sys.argv[1:] = [{str(folder)!r}]\nrunpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+    (folder / "train.py").write_text(f"import runpy, sys\n{run}", encoding="utf-8")
+
+
+def trained_as_one_process_does(folder, workers):
+    expected = training.train_alone(Run(samples=82, epochs=2), 5 * workers)
+    for rank in range(workers):
+        value = json.loads((folder / f"worker-{rank}.json").read_text(encoding="utf-8"))
+        np.testing.assert_allclose(value["weights"], expected, rtol=0, atol=1e-10)
+    assert any((folder / "runs").rglob("*.jsonl"))
+
+
 def torchrun_on(host, folder, *words):
     enter(host)
     os.chdir(folder)
@@ -95,8 +110,7 @@ def torchrun_on(host, folder, *words):
 @pytest.mark.netns
 @pytest.mark.parametrize("system", [slurm, skypilot, kubeflow, compose])
 def test_its_command_line_trains_on_two_hosts_as_one_process_does(system, hosts, tmp_path):
-    run = f"sys.argv[1:] = [{str(tmp_path)!r}]\nrunpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
-    (tmp_path / "train.py").write_text(f"import runpy, sys\n{run}", encoding="utf-8")
+    write_script(tmp_path)
     addresses = {f"HOST_{number}": address for number, (_, _, address) in enumerate(hosts)}
     agents = []
     for node, host in enumerate(hosts):
@@ -110,11 +124,32 @@ def test_its_command_line_trains_on_two_hosts_as_one_process_does(system, hosts,
         agents.append(Started(torchrun_on, host, tmp_path, *words, environment=environment))
     codes, said = ended(agents)
     assert codes == [0, 0], said
-    values = [json.loads((tmp_path / f"worker-{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
-    expected = training.train_alone(Run(samples=82, epochs=2), 10)
-    for value in values:
-        np.testing.assert_allclose(value["weights"], expected, rtol=0, atol=1e-10)
-    assert any((tmp_path / "runs").rglob("*.jsonl"))
+    trained_as_one_process_does(tmp_path, workers=2)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.netns
+def test_two_slurm_jobs_train_beside_each_other_on_two_nodes(tmp_path):
+    kinds = {
+        "unlike": ("--nodes=1", "--gpus-per-node=2", "--constraint=fast", ":", "--nodes=1", "--constraint=slow"),
+        "alike": ("--nodes=2", "--gpus-per-node=0"),
+    }
+    environment = {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "OMP_NUM_THREADS": "1",
+    }
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    with slurm_cluster(tmp_path) as cluster:
+        jobs = []
+        for name, options in kinds.items():
+            write_script(folder := tmp_path / name)
+            options = [f"--chdir={folder}", "--output=job.log", "--cpus-per-task=1", *options]
+            jobs.append(cluster.submit(*options, str(DEPLOY / "slurm.sbatch"), **environment))
+        codes, said = ended(jobs)
+    logs = [(tmp_path / name / "job.log").read_text(encoding="utf-8") for name in kinds]
+    assert codes == [0, 0], (said, logs)
+    trained_as_one_process_does(tmp_path / "unlike", workers=3)
+    trained_as_one_process_does(tmp_path / "alike", workers=2)
 
 
 def test_a_ray_job_has_the_scheme_in_its_environment(tmp_path):
