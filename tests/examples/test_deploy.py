@@ -65,6 +65,16 @@ def kubeflow(node, hosts, tmp_path):
     return called(" ".join(trainer["command"]), tmp_path, **runtime, **given)
 
 
+def kubernetes(node, hosts, tmp_path):
+    service, job = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text(encoding="utf-8"))
+    (worker,) = job["spec"]["template"]["spec"]["containers"]
+    given = {each["name"]: each["value"] for each in worker["env"] if "value" in each}
+    assert given["PET_MASTER_ADDR"] == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
+    assert given["PET_NNODES"] == str(job["spec"]["completions"]) == str(job["spec"]["parallelism"])
+    given |= {"PET_NODE_RANK": node, "PET_MASTER_ADDR": hosts["HOST_0"]}
+    return called(" ".join(worker["command"]), tmp_path, **given)
+
+
 def compose(node, hosts, tmp_path):
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))["services"]
     given = {name: _filled(value) for name, value in services[f"worker-{node}"]["environment"].items()}
@@ -108,7 +118,7 @@ def torchrun_on(host, folder, *words):
 
 @pytest.mark.multiprocess
 @pytest.mark.netns
-@pytest.mark.parametrize("system", [slurm, skypilot, kubeflow, compose])
+@pytest.mark.parametrize("system", [slurm, skypilot, kubernetes, kubeflow, compose])
 def test_its_command_line_trains_on_two_hosts_as_one_process_does(system, hosts, tmp_path):
     write_script(tmp_path)
     addresses = {f"HOST_{number}": address for number, (_, _, address) in enumerate(hosts)}
@@ -158,6 +168,13 @@ def test_a_ray_job_has_the_scheme_in_its_environment(tmp_path):
     assert words[:2] == ["job", "submit"]
     assert json.loads(options["--runtime-env-json"])["env_vars"] == {"EVENSTEP_SCHEME": "ssp:bound=3"}
     assert words[-3:] == ["--", "python", "train.py"]
+
+
+def test_the_manifests_are_what_kubernetes_takes():
+    reason = "needs the schemas of Kubernetes: pip install kubernetes-validate"
+    validated = pytest.importorskip("kubernetes_validate", reason=reason).validate
+    for each in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text(encoding="utf-8")):
+        validated(each, "1.31", strict=True)
 
 
 def test_a_train_job_names_what_kubeflow_knows():
