@@ -6,6 +6,7 @@ public module.
 """
 
 import re
+import tomllib
 from html import unescape
 from pathlib import Path
 from posixpath import join, normpath, relpath
@@ -23,6 +24,15 @@ CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 MATH = re.compile(r'<(div|span) class="arithmatex">\\([\[(])(.*?)\\[\])]</\1>', re.DOTALL)
 DISPLAY = {"div": "block", "span": "inline"}
+
+
+def on_config(config):
+    """Take the addresses of the site and the repository from the package, once they are known."""
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    if "OWNER" not in urls["Repository"]:
+        config.repo_url, config.site_url = urls["Repository"], f"{urls['Documentation']}/"
+        config.repo_name = config.repo_url.removeprefix("https://github.com/")
+    return config
 
 
 def on_files(files, config):

@@ -80,6 +80,6 @@ def __getattr__(name: str) -> Any:
         if error.name != "torch":
             raise
         raise ModuleNotFoundError(
-            f"evenstep.{name} needs PyTorch: install the build for your device, or 'evenstep[torch]'",
+            f"evenstep.{name} needs PyTorch: pip install torch, or install the build for your device",
             name="torch",
         ) from error

@@ -104,8 +104,8 @@ def test_help_needs_no_torch():
 @pytest.mark.parametrize(
     ("package", "arguments", "sentence"),
     [
-        ("torch", ["run", "train.py"], "evenstep: evenstep run needs PyTorch: pip install 'evenstep[torch]'"),
-        ("torch", ["demo"], "evenstep: evenstep demo needs PyTorch: pip install 'evenstep[torch]'"),
+        ("torch", ["run", "train.py"], "evenstep: evenstep run needs PyTorch: pip install torch,"),
+        ("torch", ["demo"], "evenstep: evenstep demo needs PyTorch: pip install torch,"),
     ],
 )
 def test_a_missing_package_is_one_sentence(package, arguments, sentence):

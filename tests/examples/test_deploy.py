@@ -12,6 +12,7 @@ import pytest
 import yaml
 from support import training
 from support.hosts import enter, two_hosts
+from support.slurm import slurm as slurm_cluster
 from support.started import Started, ended, torchrun
 from support.training import Run
 
@@ -64,6 +65,16 @@ def kubeflow(node, hosts, tmp_path):
     return called(" ".join(trainer["command"]), tmp_path, **runtime, **given)
 
 
+def kubernetes(node, hosts, tmp_path):
+    service, job = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text(encoding="utf-8"))
+    (worker,) = job["spec"]["template"]["spec"]["containers"]
+    given = {each["name"]: each["value"] for each in worker["env"] if "value" in each}
+    assert given["PET_MASTER_ADDR"] == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
+    assert given["PET_NNODES"] == str(job["spec"]["completions"]) == str(job["spec"]["parallelism"])
+    given |= {"PET_NODE_RANK": node, "PET_MASTER_ADDR": hosts["HOST_0"]}
+    return called(" ".join(worker["command"]), tmp_path, **given)
+
+
 def compose(node, hosts, tmp_path):
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))["services"]
     given = {name: _filled(value) for name, value in services[f"worker-{node}"]["environment"].items()}
@@ -85,6 +96,20 @@ def hosts():
         yield made
 
 
+def write_script(folder):
+    folder.mkdir(exist_ok=True)
+    run = f"sys.argv[1:] = [{str(folder)!r}]\nrunpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+    (folder / "train.py").write_text(f"import runpy, sys\n{run}", encoding="utf-8")
+
+
+def trained_as_one_process_does(folder, workers):
+    expected = training.train_alone(Run(samples=82, epochs=2), 5 * workers)
+    for rank in range(workers):
+        value = json.loads((folder / f"worker-{rank}.json").read_text(encoding="utf-8"))
+        np.testing.assert_allclose(value["weights"], expected, rtol=0, atol=1e-10)
+    assert any((folder / "runs").rglob("*.jsonl"))
+
+
 def torchrun_on(host, folder, *words):
     enter(host)
     os.chdir(folder)
@@ -93,10 +118,9 @@ def torchrun_on(host, folder, *words):
 
 @pytest.mark.multiprocess
 @pytest.mark.netns
-@pytest.mark.parametrize("system", [slurm, skypilot, kubeflow, compose])
+@pytest.mark.parametrize("system", [slurm, skypilot, kubernetes, kubeflow, compose])
 def test_its_command_line_trains_on_two_hosts_as_one_process_does(system, hosts, tmp_path):
-    run = f"sys.argv[1:] = [{str(tmp_path)!r}]\nrunpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
-    (tmp_path / "train.py").write_text(f"import runpy, sys\n{run}", encoding="utf-8")
+    write_script(tmp_path)
     addresses = {f"HOST_{number}": address for number, (_, _, address) in enumerate(hosts)}
     agents = []
     for node, host in enumerate(hosts):
@@ -110,11 +134,32 @@ def test_its_command_line_trains_on_two_hosts_as_one_process_does(system, hosts,
         agents.append(Started(torchrun_on, host, tmp_path, *words, environment=environment))
     codes, said = ended(agents)
     assert codes == [0, 0], said
-    values = [json.loads((tmp_path / f"worker-{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
-    expected = training.train_alone(Run(samples=82, epochs=2), 10)
-    for value in values:
-        np.testing.assert_allclose(value["weights"], expected, rtol=0, atol=1e-10)
-    assert any((tmp_path / "runs").rglob("*.jsonl"))
+    trained_as_one_process_does(tmp_path, workers=2)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.netns
+def test_two_slurm_jobs_train_beside_each_other_on_two_nodes(tmp_path):
+    kinds = {
+        "unlike": ("--nodes=1", "--gpus-per-node=2", "--constraint=fast", ":", "--nodes=1", "--constraint=slow"),
+        "alike": ("--nodes=2", "--gpus-per-node=0"),
+    }
+    environment = {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "OMP_NUM_THREADS": "1",
+    }
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    with slurm_cluster(tmp_path) as cluster:
+        jobs = []
+        for name, options in kinds.items():
+            write_script(folder := tmp_path / name)
+            options = [f"--chdir={folder}", "--output=job.log", "--cpus-per-task=1", *options]
+            jobs.append(cluster.submit(*options, str(DEPLOY / "slurm.sbatch"), **environment))
+        codes, said = ended(jobs)
+    logs = [(tmp_path / name / "job.log").read_text(encoding="utf-8") for name in kinds]
+    assert codes == [0, 0], (said, logs)
+    trained_as_one_process_does(tmp_path / "unlike", workers=3)
+    trained_as_one_process_does(tmp_path / "alike", workers=2)
 
 
 def test_a_ray_job_has_the_scheme_in_its_environment(tmp_path):
@@ -123,6 +168,13 @@ def test_a_ray_job_has_the_scheme_in_its_environment(tmp_path):
     assert words[:2] == ["job", "submit"]
     assert json.loads(options["--runtime-env-json"])["env_vars"] == {"EVENSTEP_SCHEME": "ssp:bound=3"}
     assert words[-3:] == ["--", "python", "train.py"]
+
+
+def test_the_manifests_are_what_kubernetes_takes():
+    reason = "needs the schemas of Kubernetes: pip install kubernetes-validate"
+    validated = pytest.importorskip("kubernetes_validate", reason=reason).validate
+    for each in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text(encoding="utf-8")):
+        validated(each, "1.31", strict=True)
 
 
 def test_a_train_job_names_what_kubeflow_knows():

@@ -89,7 +89,7 @@ def require_torch(subcommand: str) -> None:
     """Refuse a subcommand that needs PyTorch if it is not installed."""
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
-            f"evenstep {subcommand} needs PyTorch: pip install 'evenstep[torch]', or install the build for your device"
+            f"evenstep {subcommand} needs PyTorch: pip install torch, or install the build for your device"
             " (https://pytorch.org)"
         )
 

@@ -22,7 +22,7 @@ def require_elastic(settings: LaunchSettings) -> None:
     try:
         import torchft.coordination  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ConfigError("--elastic needs torchft: pip install 'evenstep[torchft]'") from error
+        raise ConfigError("--elastic needs torchft: pip install torchft") from error
     scheme = None if settings.scheme is None else parse_scheme(settings.scheme)
     if scheme is not None and not scheme.sums_every_gradient:
         raise ConfigError(

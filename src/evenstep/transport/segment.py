@@ -5,12 +5,9 @@ import fcntl
 import mmap
 import os
 import stat
-from typing import Final, Self, final
+from typing import Self, final
 
 from evenstep.core.errors import ProtocolError
-
-_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_FIXED_SIZE: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 @final
@@ -93,7 +90,7 @@ def _create(nbytes: int) -> int:
     descriptor = os.memfd_create("evenstep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _fixed_size() | fcntl.F_SEAL_SEAL)
     except BaseException:
         os.close(descriptor)
         raise
@@ -108,5 +105,10 @@ def _check(descriptor: int, nbytes: int) -> None:
         )
     with contextlib.suppress(OSError):  # Only memory can be sealed.
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
-    if seals & _FIXED_SIZE != _FIXED_SIZE:
+    if seals & _fixed_size() != _fixed_size():
         raise ProtocolError("the peer passed a segment that can still shrink")
+
+
+def _fixed_size() -> int:
+    """The seals of a file that nobody can resize. Only Linux has them; elsewhere no peer passes a file."""
+    return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
