@@ -2,6 +2,7 @@
 
 import os
 import platform
+import sys
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -22,6 +23,7 @@ from evenstep.worker.device_memory import LearntLimit
 from evenstep.worker.earlier import first_policy, last_sizes
 from evenstep.worker.factors import FactorSampler
 from evenstep.worker.meter import Meter, Stopwatch
+from evenstep.worker.source import command, commit_of
 from evenstep.worker.summary import Summary
 from evenstep.worker.tracker import Tracker
 from evenstep.worker.worker import Worker
@@ -132,4 +134,6 @@ def run_event(agreed: Agreed, rank: int, *, iterations: int, seed: int, torch: s
         host=mine["host"],
         gpu=mine.get("gpu"),
         device=mine["device"],
+        command=command(),
+        commit=commit_of(Path(sys.argv[0]).absolute().parent),
     )

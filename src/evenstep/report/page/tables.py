@@ -41,6 +41,7 @@ def runs_table(overviews: Sequence[RunOverview]) -> Table:
             "average iteration": _seconds(summary.iteration_seconds),
             "iterations": f"{summary.iterations:,}",
             "training time": _seconds(summary.training_seconds),
+            **{f"last {curve.name}": f"{curve.values[-1]:.4g}" for curve in each.curves},
             "workers": f"{len(summary.workers):,}",
             "global batch": f"{summary.global_batch_size:,}",
             **_served(summary.served),
@@ -81,13 +82,12 @@ def workers_table(overview: RunOverview) -> Table:
     all_costs = sum(each.cost or 0.0 for each in overview.summary.workers)
     return Table(
         caption="Workers; time per sample is that over the median of the others', at equal sizes",
-        rows=[_worker(each, all_costs) for each in overview.summary.workers],
+        rows=[{"worker": overview.marked(each.worker)} | _worker(each, all_costs) for each in overview.summary.workers],
     )
 
 
 def _worker(worker: WorkerSummary, all_costs: float) -> dict[str, str]:
     row = {
-        "worker": f"{worker.worker}",
         "samples/s of compute": f"{worker.speed:,.1f}",
         "time per sample": "" if worker.slowdown is None else f"{worker.slowdown:.2f}x",
         "batch size": ", then ".join(map(str, dict.fromkeys((worker.first_batch_size, worker.last_batch_size)))),
