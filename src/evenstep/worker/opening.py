@@ -20,6 +20,7 @@ from evenstep.telemetry.say import say
 from evenstep.worker.activity import Activity
 from evenstep.worker.agreement import Agreed
 from evenstep.worker.device_memory import LearntLimit
+from evenstep.worker.device_state import WithDevice
 from evenstep.worker.earlier import first_policy, last_sizes
 from evenstep.worker.factors import FactorSampler
 from evenstep.worker.meter import Meter, Stopwatch
@@ -54,6 +55,7 @@ def open_tracker(
     scheme, records, hold, clock, rank = agreed.scheme, agreed.workers, agreed.own.hold, time.perf_counter, worker.rank
     forecasts, stays = scheme.load.uses_forecasts, recorder is None and leads
     folder = folder if leads else None
+    kept = record_in(folder, rank, by_argument=by_argument) if recorder is None else Silent()
     # The first worker on each host records everybody's sizes: hosts may have separate directories. On servers all do:
     # sizes reach each at a different time, and a worker may leave.
     first_on_host = all(each["host"] != records[rank]["host"] for each in records[:rank])
@@ -69,7 +71,8 @@ def open_tracker(
             factors=(hold or FactorSampler(threads=threads, clock=clock)).sample if forecasts else Factors,
             memory=memory,
         ),
-        recorder=recorder or Logged(record_in(folder, rank, by_argument=by_argument), rank),
+        recorder=recorder
+        or Logged(kept if folder is None else WithDevice.of(kept, records[rank]["device"], clock), rank),
         follows_speed=scheme.load.follows_speed,
         last_sizes=last_sizes(scheme, records, launched, folder, rank) if stays else None,
         lags=lags,
