@@ -2,14 +2,17 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
-from evenstep.advice import advise, described_machines, measured_machines
+from evenstep.advice import accounted_machines, advise, balancing, described_machines, measured_machines
 from evenstep.advice.advise import _simulated, is_exact
 from evenstep.cli.main import main
 from evenstep.cluster import parse_cluster
 from evenstep.core.errors import ConfigError
+from evenstep.report.account.account import Part
+from evenstep.report.conclusions import account_of, conclusions_of
 from evenstep.report.recorded import read_run
 from evenstep.schemes import parse_scheme
 from evenstep.sim import Scenario, simulate
@@ -116,6 +119,20 @@ def test_a_worker_has_the_fixed_part_that_its_own_sizes_show(run_of):
 def test_the_simulation_of_the_runs_own_scheme_is_compared_with_the_run(run_of):
     advice = advise(measured_machines(read_run(run_of(SLOW, "lb-bsp", "--iterations", "100"))))
     assert advice.simulated == pytest.approx(advice.measured, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "said"), [(SLOW, r"Use lb-bsp: up to \+\d+ % over plain DDP\."), (EQUAL, "Nothing is to be gained .*")]
+)
+def test_a_run_with_equal_sizes_is_told_at_its_end_what_the_plan_tells_of_its_record(run_of, cluster, said):
+    run = read_run(run_of(cluster, "bsp", "--iterations", "100", "--exchange", "5 ms"))
+    verdict = conclusions_of(run).verdict
+    ended = balancing("bsp", verdict, lambda: accounted_machines(account_of(run)))
+    planned = balancing("bsp", verdict, lambda: measured_machines(run))
+    assert re.fullmatch(said, ended.text)
+    assert ended.text == planned.text
+    assert balancing("lb-bsp", verdict, lambda: measured_machines(run)) is None
+    assert balancing("bsp", replace(verdict, cause=Part.INPUT), lambda: measured_machines(run)) is None
 
 
 def test_equal_workers_have_nothing_to_gain():

@@ -67,6 +67,14 @@ def run_torchrun(scheme, *words):
 
 
 @pytest.mark.alone
+def test_a_run_with_equal_sizes_ends_with_what_balancing_would_gain_and_what_to_type_for_it():
+    code, error = run_torchrun("bsp")
+    assert code == 0
+    gain = r"Use lb-bsp: (up to )?\+\d+ % over plain DDP. Next: the same command with EVENSTEP_SCHEME=lb-bsp."
+    assert re.fullmatch(gain, said(error)[-1])
+
+
+@pytest.mark.alone
 @pytest.mark.parametrize("scheme", ["lb-bsp", "asp"])
 def test_plain_torchrun_takes_the_scheme_from_the_environment_and_has_one_summary(scheme):
     code, error = run_torchrun(scheme)

@@ -64,6 +64,7 @@ def test_uneven_workers_end_with_the_weights_of_one_process_after_one_was_killed
     for said in run["said"]:
         np.testing.assert_allclose(said["weights"], alone(), rtol=0, atol=1e-10)
         assert said["sizes"] != [ray_runs.BATCH] * 2
+    assert any(" scripted trained " in line for line in runs["summaries"]), runs["summaries"]
 
 
 def test_servers_go_on_where_they_were_when_ray_starts_a_killed_worker_again(runs):
@@ -72,5 +73,6 @@ def test_servers_go_on_where_they_were_when_ray_starts_a_killed_worker_again(run
     assert run["error"] is None
     first, second = run["said"]
     assert first["weights"] == second["weights"]
+    assert any(" ssp:bound=1 trained " in line for line in runs["summaries"]), runs["summaries"]
     record = Path(runs["folder"], "servers", "run", "server-0.jsonl").read_text(encoding="utf-8")
     assert '"restored"' in record

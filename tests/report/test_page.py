@@ -14,6 +14,7 @@ from support.made_log import write_log
 from evenstep.cli.main import main
 from evenstep.report.overview import overview_of
 from evenstep.report.page import page_html
+from evenstep.report.page.time_plots import side_by_side_plot
 from evenstep.report.recorded import read_run
 
 pytestmark = pytest.mark.xdist_group("page")
@@ -83,6 +84,37 @@ def test_the_page_of_a_single_run_begins_with_its_verdict(tmp_path):
     verdict = escape(overview.summary.verdict.text)
     assert text.count(verdict) == 1
     assert text.index(verdict) < text.index("<main")
+
+
+def test_its_head_says_when_where_and_what_ran_and_the_slow_worker_is_marked(tmp_path):
+    write_log(tmp_path, (FAST, FAST, SLOW), sizes=[(10, 10, 10)] * 60)
+    for path in tmp_path.glob("worker-*.jsonl"):
+        more = '"schema":3,"command":"train.py --lr <b>","commit":"0123456789ab","host":"one","version":"0.2.0",'
+        path.write_text(path.read_text().replace('"schema":2,', more, 1))
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / "page.html")]) == 0
+    html = (tmp_path / "page.html").read_text()
+    about = (
+        "1970-01-01 01:23 UTC",
+        "train.py --lr &lt;b&gt;",
+        "commit 0123456789ab",
+        "3 x CPU on one",
+        "evenstep 0.2.0",
+    )
+    assert ' <span class="about">' + " \N{MIDDLE DOT} ".join(about) + "</span>" in html
+    assert re.findall(r'<tr class="slow">\s*<th scope="row">(.*?)</th>', html)[0] == "2 (slow)"
+    # The end of the verdict on equal sizes.
+    assert re.search(rf"Use lb-bsp: up to \+\d+ % over plain DDP\.\nNext: evenstep plan {tmp_path} ", html)
+
+
+def test_runs_side_by_side_are_shown_in_the_midst_of_an_epoch(page):
+    overviews = [overview_of(name, read_run(page.parent / name)) for name in ("equal", "b<a>lanced")]
+    shown = {}
+    for row in side_by_side_plot(overviews).table.rows:
+        shown.setdefault(row["worker"].split()[0], set()).add(int(row["iteration"]))
+    for numbers in shown.values():
+        _, *whole, _ = sorted(numbers)  # The first and the last may only touch the window.
+        assert len({number // 6 for number in whole}) == 1
+        assert not any(number % 6 == 5 for number in whole)
 
 
 def test_large_numbers_are_written_out(tmp_path):

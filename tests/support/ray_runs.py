@@ -56,6 +56,7 @@ def loop(config):
         weights = [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
         ray.train.report({"epoch": epoch})
     said = {"epoch": epoch, "weights": weights, "sizes": loader.current.sizes.tolist(), "refused": refused}
+    loader.close()
     Path(config["folder"], f"said-{ray.train.get_context().get_world_rank()}").write_text(json.dumps(said))
 
 
@@ -87,5 +88,9 @@ if __name__ == "__main__":
     # Without an environment of their own, workers are processes that Ray has started before.
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     runs = {"barrier": fit(folder, "barrier", None), "servers": fit(folder, "servers", "ssp:bound=1")}
+    logs = Path(ray._private.worker._global_node.get_logs_dir_path())
+    runs["summaries"] = [
+        line for log in logs.glob("*.err") for line in log.read_text().splitlines() if " trained " in line
+    ]
     ray.shutdown()
     print(json.dumps(runs))

@@ -38,6 +38,7 @@ class Advice:
         why: Sentences about what slows these machines.
         simulated: For a run, the simulated samples/s of its own scheme, to compare with `measured`.
         measured: The samples/s of the run; None for a cluster file.
+        most: Whether gains are the largest possible, because times were assumed to be in proportion to sizes.
     """
 
     pick: SimulatedRun
@@ -46,6 +47,7 @@ class Advice:
     why: tuple[str, ...]
     simulated: float | None
     measured: float | None
+    most: bool = False
 
     def speed_up(self, run: SimulatedRun) -> float:
         """The speed of a run relative to plain training."""
@@ -59,7 +61,8 @@ class Advice:
             head = "Nothing is to be gained over plain DDP" + (" without stale gradients" if self.stale else "")
             head = head if compared else "No other exact scheme was compared with plain DDP"
         else:
-            head = f"Use {self.pick.scheme}: {_percent(self.speed_up(self.pick))} over plain DDP"
+            most = "up to " if self.most else ""
+            head = f"Use {self.pick.scheme}: {most}{_percent(self.speed_up(self.pick))} over plain DDP"
         if self.stale is None:
             return f"{head}."
         inexact = f"gradients that are {self.stale.mean_staleness:.1f} versions old on average"
@@ -130,6 +133,7 @@ def advise(
         why=tuple(reasons(machines)),
         simulated=own,
         measured=None if measured is None else measured[1],
+        most=machines.proportional,
     )
 
 

@@ -11,6 +11,7 @@ from evenstep.cluster import Cluster, ClusterWorker
 from evenstep.cluster.slowness import AffineCurve, Constant, Device, Disturbance, Episodic, From, Trace
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.elasticity import Elasticity
+from evenstep.report.account.account import Account
 from evenstep.report.iterations import FloatArray, Iterations
 from evenstep.report.recorded import RecordedRun
 
@@ -35,6 +36,7 @@ class Machines:
         seconds: Each worker's compute seconds at equal sizes, shape [workers, iterations].
         exchange_seconds: Seconds of an iteration besides compute, alike on all workers: communication and the script.
         global_batch_size: In samples.
+        proportional: Whether times are only assumed to be in proportion to sizes, because no sizes changed.
         measured: The samples/s of the run, and its scheme; None for a cluster file.
         others: Seconds per iteration by which each worker exceeds the others for input and script, shape [workers].
     """
@@ -43,6 +45,7 @@ class Machines:
     seconds: FloatArray
     exchange_seconds: float
     global_batch_size: int
+    proportional: bool = False
     measured: tuple[str, float] | None = None
     others: FloatArray
 
@@ -94,28 +97,65 @@ def measured_machines(run: RecordedRun, described: Cluster | None = None) -> Mac
     seconds = max(float(each.iteration_seconds.sum()) for each in done.values())
     speed = sum(float(each.samples.sum()) for each in done.values()) / max(seconds, _LEAST_SECONDS)
     done = {worker: each[-longest(len(done)) :] for worker, each in done.items()}
-    equal = run.global_batch_size / len(done)
     whole = _whole(list(done.values()), run)
     kept = [_columns(each, counts) for each, counts in zip(done.values(), whole, strict=True)]
-    length = min(len(samples) for samples, _ in kept)
-    if length < MIN_ITERATIONS:
+    if min(len(samples) for samples, _ in kept) < MIN_ITERATIONS:
         raise ConfigError("too few iterations had a whole global batch: give a run with longer epochs")
-    curves = [_curve(*each, 1 - share, equal) for each, share in zip(kept, elasticities, strict=True)]
-    factors = np.array([_factors(*each, curve)[:length] for each, curve in zip(kept, curves, strict=True)])
-    described_workers = (None,) * len(done) if described is None else described.workers
     others = np.array([float(np.mean(each.own_parts[1:].sum(axis=0))) for each in done.values()])
-    exchange = min(float(np.mean(each.comm_seconds)) for each in done.values()) + float(others.min())
-    linked = described is not None and bool(described.links)
+    exchange = min(float(np.mean(each.comm_seconds)) for each in done.values())
+    machines = _of_columns(
+        kept,
+        elasticities,
+        others,
+        0.0 if described is not None and described.links else exchange,
+        run.global_batch_size,
+        described,
+    )
+    return replace(machines, measured=(run.scheme, speed))
+
+
+def accounted_machines(account: Account) -> Machines:
+    """The machines of a run behind a barrier, from its account, as in `measured_machines`.
+
+    Raises:
+        ConfigError: The run is too short, or has one worker.
+    """
+    kept = [each[..., _WARM_UP:][..., -longest(account.workers) :] for each in account.gain.sampled]
+    samples, seconds, others, exchange = kept
+    if account.workers < 2 or len(exchange) < MIN_ITERATIONS:
+        raise ConfigError(f"advice needs two workers and {MIN_ITERATIONS + _WARM_UP} iterations")
+    return _of_columns(
+        list(zip(samples, seconds, strict=True)),
+        _known(account.gain.elasticity),
+        others.mean(axis=1),
+        float(exchange.mean()),
+        account.global_batch_size,
+    )
+
+
+def _of_columns(
+    kept: Sequence[tuple[FloatArray, FloatArray]],
+    elasticities: Sequence[float] | None,
+    others: FloatArray,
+    exchange: float,
+    global_batch_size: int,
+    described: Cluster | None = None,
+) -> Machines:
+    """The machines of workers with these columns of samples and compute seconds, up to the end of the shortest."""
+    equal, follows = global_batch_size / len(kept), elasticities or [1.0] * len(kept)
+    curves = [_curve(*each, 1 - share, equal) for each, share in zip(kept, follows, strict=True)]
+    length = min(len(samples) for samples, _ in kept)
+    factors = np.array([_factors(*each, curve)[:length] for each, curve in zip(kept, curves, strict=True)])
+    described_workers = (None,) * len(kept) if described is None else described.workers
     beyond = others - others.min()
     each_worker = zip(map(_worker, curves, described_workers), factors, beyond.tolist(), strict=True)
     workers = tuple(_disturbed(*each) for each in each_worker)
-    cluster = Cluster(workers=workers) if described is None else replace(described, workers=workers)
     return Machines(
-        cluster=cluster,
+        cluster=Cluster(workers=workers) if described is None else replace(described, workers=workers),
         seconds=np.array([curve.seconds(equal) for curve in curves])[:, np.newaxis] * factors,
-        exchange_seconds=float(others.min()) if linked else exchange,
-        global_batch_size=run.global_batch_size,
-        measured=(run.scheme, speed),
+        exchange_seconds=exchange + float(others.min()),
+        global_batch_size=global_batch_size,
+        proportional=elasticities is None,
         others=beyond,
     )
 
@@ -188,14 +228,18 @@ def _whole(done: Sequence[Iterations], run: RecordedRun) -> list[npt.NDArray[np.
     return [whole] * len(done)
 
 
-def _elasticities(run: RecordedRun) -> list[float]:
-    """The part of each worker's time that follows its sizes, 0 to 1; 1 if no sizes have changed."""
+def _elasticities(run: RecordedRun) -> list[float] | None:
+    """The part of each worker's time that follows its sizes, 0 to 1; None if no sizes have changed."""
     follows = Elasticity(len(run.iterations))
     for worker, done in enumerate(run.counted.values()):
         computed = (done.compute_seconds > 0) & (done.measured > 0)
         sizes = done.measured[computed] * len(run.iterations) / run.global_batch_size
         follows.observe(worker, done.compute_seconds[computed], sizes)
-    return follows.medians.tolist() if follows.known else [1.0] * len(run.iterations)
+    return _known(follows)
+
+
+def _known(follows: Elasticity) -> list[float] | None:
+    return follows.medians.tolist() if follows.known else None
 
 
 def _columns(done: Iterations, counts: npt.NDArray[np.bool_]) -> tuple[FloatArray, FloatArray]:

@@ -2,18 +2,24 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from evenstep import __version__
+from evenstep.advice import balancing, measured_machines
 from evenstep.cli.arguments import Parser, as_path, require_writable, write_text
+from evenstep.cli.simulated import plain_table
 from evenstep.core.errors import ConfigError, naming
 from evenstep.core.shown import printable
 from evenstep.report.overview import RunOverview, compared, overview_of, values_of
+from evenstep.report.page.tables import runs_table
 from evenstep.report.recorded import read_run
 
 _DESCRIPTION: Final = """\
@@ -36,8 +42,11 @@ def main(arguments: list[str]) -> int:
     overviews = _overviews([found for each in options.run_dirs for found in _runs_in(each)], console)
     if len(overviews) > 1:
         console.print(compared(overviews), markup=False, soft_wrap=True)
+        console.print(_table(overviews))
     for each in overviews:
         console.print(f"[bold]{escape(each.name)}[/bold]  {escape(each.summary.verdict.text)}", soft_wrap=True)
+        if each.next:
+            console.print(escape(each.next), soft_wrap=True)
         if each.summary.elastic is not None:
             console.print(f"{escape(each.name)}: {each.summary.elastic.text}", soft_wrap=True)
         if each.run.unrecorded:
@@ -78,10 +87,30 @@ def _overviews(folders: Sequence[Path], console: Console) -> list[RunOverview]:
     for folder, name in zip(folders, _names(folders), strict=True):
         with console.status(f"reading {escape(printable(folder.name))}"), naming(str(folder)):
             run = read_run(folder)
-        overviews.append(overview_of(printable(name) or run.scheme, run))
+        overview = overview_of(printable(name) or run.scheme, run)
+        advice = balancing(run.scheme, overview.summary.verdict, partial(measured_machines, run))
+        if advice is not None:
+            more = f" Next: evenstep plan {printable(str(folder))} (compares all schemes)."
+            overview = replace(overview, next=advice.text + (more if advice.pick.scheme != run.scheme else ""))
+        overviews.append(overview)
     if len({each.name for each in overviews}) < len(overviews):
         raise ConfigError("a run directory was named twice: name each once")
     return overviews
+
+
+def _table(overviews: Sequence[RunOverview]) -> Table:
+    """Make a row per run of the page's table, with what a terminal has room for."""
+    rows, table = runs_table(overviews).rows, plain_table()
+    for heading in ("run", "scheme", "training time", "samples/s", "waiting", *_noted(rows)):
+        table.add_column(heading, justify="left" if heading in ("run", "scheme") else "right", no_wrap=True)
+    for row, each in zip(rows, overviews, strict=True):
+        values = {**row, "scheme": each.run.scheme}
+        table.add_row(*(escape(values.get(str(column.header), "")) for column in table.columns))
+    return table
+
+
+def _noted(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    return list(dict.fromkeys(heading for row in rows for heading in row if heading.startswith("last ")))
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

@@ -53,13 +53,12 @@ def show_survey(console: Console, survey: Survey, *, kept: Path | None) -> None:
 def _table(survey: Survey) -> Table:
     """Make a row for each worker: its device, the largest batch that it holds, and its speed with that."""
     unit = "average samples" if survey.by_cost else "samples"
-    table = plain_table("90 % from: the smallest batch with 90 % of the worker's best speed")
+    table = plain_table(f"{unit}/s: with its largest batch; 90 % from: the smallest batch with 90 % of the best speed")
     table.add_column("worker", justify="right")
     for name in ("host", "device"):
         table.add_column(name, no_wrap=True)
-    for name in ("memory", f"holds, {unit}", "90 % from", f"{unit}/s", "slower"):
+    for name in ("memory", f"holds, {unit}", "90 % from", f"{unit}/s"):
         table.add_column(name, justify="right")
-    fastest = max(each.samples_per_second for each in survey.workers)
     for each in survey.workers:
         table.add_row(
             str(each.worker),
@@ -69,6 +68,5 @@ def _table(survey: Survey) -> Table:
             f"{each.holds:,}{' or more' if each.more else ''}",
             f"{each.full_from:,}",
             f"{each.samples_per_second:,.1f}",
-            f"{fastest / each.samples_per_second:.1f}x",
         )
     return table

@@ -9,6 +9,7 @@ Schemes without servers need no config: Ray Train starts the workers and their p
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from evenstep.schemes import parse_scheme
 from evenstep.server.shard.snapshots import Snapshots
 
 _START_SECONDS = 180.0
+_CLOSE_SECONDS = 60.0
 
 
 @dataclass
@@ -76,8 +78,10 @@ class _EvenstepBackend(_TorchBackend):
         worker_group.execute(_set, environment)
 
     def on_shutdown(self, worker_group: Any, backend_config: EvenstepConfig) -> None:
-        # First, because failed workers make Ray's own part fail, too. Servers end with the actor that runs them.
+        # First, because failed workers make Ray's own part fail, too. The first server prints the summary of the run.
         if self._servers is not None:
+            with suppress(ray.exceptions.RayError):  # The actor may be lost, or too slow.
+                ray.get(self._servers.close.remote(), timeout=_CLOSE_SECONDS)
             ray.kill(self._servers)
             self._servers = None
         super().on_shutdown(worker_group, backend_config)
@@ -112,6 +116,10 @@ class _Servers:
         """The environment variables for the workers."""
         launched = LaunchSettings(servers=self._servers.addresses, resume=self._resume)
         return {**launched.to_environment(), SECRET_VARIABLE: self._servers.secret}
+
+    def close(self) -> None:
+        """End the servers."""
+        self._servers.close()
 
 
 def _set(environment: Mapping[str, str]) -> None:

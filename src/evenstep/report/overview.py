@@ -1,7 +1,9 @@
 """All contents of a report on a run, for its page and for `evenstep report --json`."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any, final
 
 import numpy as np
@@ -15,14 +17,22 @@ from evenstep.report.timeline import Curve, Move, Times, curves_of, moves_of, ti
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOverview:
-    """A run, its numbers and its changes over time; `name` is unique among the runs of a report."""
+    """A run, its numbers and its changes over time; `name` is unique among the runs of a report.
+
+    `next` is what to do about the verdict: the gain of other sizes, and a command; empty if there is nothing to add.
+    """
 
     name: str
+    next: str = ""
     run: RecordedRun
     summary: RunSummary
     times: Times
     moves: tuple[Move, ...]
     curves: tuple[Curve, ...]
+
+    def marked(self, worker: int) -> str:
+        """The number of a worker, and whether the verdict calls it slow."""
+        return f"{worker} (slow)" if worker == self.summary.verdict.worker else f"{worker}"
 
 
 def overview_of(name: str, run: RecordedRun) -> RunOverview:
@@ -36,6 +46,21 @@ def overview_of(name: str, run: RecordedRun) -> RunOverview:
         moves=tuple(moves_of(run, times, concluded.elasticities)),
         curves=tuple(curves_of(run, times)),
     )
+
+
+def about(run: RecordedRun) -> str:
+    """When and where a run took place, and what ran: date, command, commit, devices and versions, as far as known."""
+    first = run.about[min(run.about)]
+    devices = Counter(f"{each.gpu or 'CPU'} on {each.host}" for each in run.about.values() if each.host)
+    versions = (("evenstep", first.version), ("PyTorch", first.torch), ("Python", first.python))
+    parts = (
+        "" if first.unix_seconds is None else f"{datetime.fromtimestamp(first.unix_seconds, UTC):%Y-%m-%d %H:%M} UTC",
+        first.command,
+        f"commit {first.commit}" if first.commit else "",
+        ", ".join(f"{count} x {device}" for device, count in devices.items()),
+        ", ".join(f"{name} {version}" for name, version in versions if version),
+    )
+    return " \N{MIDDLE DOT} ".join(part for part in parts if part)
 
 
 def compared(overviews: Sequence[RunOverview]) -> str:
@@ -52,6 +77,8 @@ def values_of(overview: RunOverview) -> dict[str, Any]:
     """The numbers as plain values that JSON can hold."""
     return {
         "name": overview.name,
+        "about": about(overview.run),
+        "next": overview.next,
         **asdict(overview.summary),
         "size_changes": [asdict(each) for each in overview.moves],
         "events": [

@@ -75,6 +75,7 @@ class Run(WorkerEvent, frozen=True, kw_only=True, tag="run"):
     """A worker starts. `minimum` and `maximum` samples have one entry per worker.
 
     `simulated`: time is virtual. `emulated`: compute takes as long as on a device described in a cluster file.
+    `command`: the script and its arguments; `commit`: what git had checked out around it; empty if unknown.
     """
 
     schema: _Whole = 1
@@ -96,6 +97,8 @@ class Run(WorkerEvent, frozen=True, kw_only=True, tag="run"):
     host: str = ""
     gpu: str | None = _added(None)
     device: str = ""
+    command: str = ""
+    commit: str = ""
 
     @property
     def wall_offset(self) -> float:
@@ -156,6 +159,19 @@ class Noted(WorkerEvent, frozen=True, kw_only=True, tag="note"):
     at: _Number
     samples: _Count
     values: Mapping[str, _Number | None]
+
+
+@final
+class DeviceSampled(WorkerEvent, frozen=True, kw_only=True, tag="device"):
+    """The state of a worker's GPU, about once a second, where NVML tells it.
+
+    `utilisation`: the part of the last moment in which it was busy, 0 to 1; `memory_bytes` in use by all processes.
+    """
+
+    at: _Number
+    utilisation: _Number
+    memory_bytes: _Count
+    celsius: _Number
 
 
 @final

@@ -203,7 +203,7 @@ class Surveyor:
                     for worker, points in enumerate(search.points)
                 ),
                 global_batch_size=self._global_batch_size,
-                largest_global_batch=search.global_batch_size,
+                largest_global_batch=min(search.global_batch_size, self._length),
                 by_cost=self._costs is not None,
                 iteration_seconds=median(self._iteration_seconds[_WARM_UP:] or [0.0]),
                 gradient_bytes=sum(

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import sys
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -19,9 +20,11 @@ from evenstep.telemetry.say import say
 from evenstep.worker.activity import Activity
 from evenstep.worker.agreement import Agreed
 from evenstep.worker.device_memory import LearntLimit
+from evenstep.worker.device_state import WithDevice
 from evenstep.worker.earlier import first_policy, last_sizes
 from evenstep.worker.factors import FactorSampler
 from evenstep.worker.meter import Meter, Stopwatch
+from evenstep.worker.source import command, commit_of
 from evenstep.worker.summary import Summary
 from evenstep.worker.tracker import Tracker
 from evenstep.worker.worker import Worker
@@ -52,6 +55,7 @@ def open_tracker(
     scheme, records, hold, clock, rank = agreed.scheme, agreed.workers, agreed.own.hold, time.perf_counter, worker.rank
     forecasts, stays = scheme.load.uses_forecasts, recorder is None and leads
     folder = folder if leads else None
+    kept = record_in(folder, rank, by_argument=by_argument) if recorder is None else Silent()
     # The first worker on each host records everybody's sizes: hosts may have separate directories. On servers all do:
     # sizes reach each at a different time, and a worker may leave.
     first_on_host = all(each["host"] != records[rank]["host"] for each in records[:rank])
@@ -67,7 +71,8 @@ def open_tracker(
             factors=(hold or FactorSampler(threads=threads, clock=clock)).sample if forecasts else Factors,
             memory=memory,
         ),
-        recorder=recorder or Logged(record_in(folder, rank, by_argument=by_argument), rank),
+        recorder=recorder
+        or Logged(kept if folder is None else WithDevice.of(kept, records[rank]["device"], clock), rank),
         follows_speed=scheme.load.follows_speed,
         last_sizes=last_sizes(scheme, records, launched, folder, rank) if stays else None,
         lags=lags,
@@ -97,7 +102,15 @@ def _summary(agreed: Agreed, launched: LaunchSettings) -> Summary | None:
         global_batch_size=agreed.problem.global_batch_size,
         scheme=agreed.scheme.name,
         say=say if marks is None else partial(leave_line, marks),
+        by_scheme=_by_scheme(launched),
     )
+
+
+def _by_scheme(launched: LaunchSettings) -> str:
+    """How to give this run another scheme, by its name in place of the braces."""
+    if launched.scheme is None:
+        return 'scheme="{}" in the script'
+    return f"the same command with {'--scheme {}' if VARIABLE in os.environ else 'EVENSTEP_SCHEME={}'}"
 
 
 def run_event(agreed: Agreed, rank: int, *, iterations: int, seed: int, torch: str = "") -> Run:
@@ -124,4 +137,6 @@ def run_event(agreed: Agreed, rank: int, *, iterations: int, seed: int, torch: s
         host=mine["host"],
         gpu=mine.get("gpu"),
         device=mine["device"],
+        command=command(),
+        commit=commit_of(Path(sys.argv[0]).absolute().parent),
     )

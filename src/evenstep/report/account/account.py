@@ -87,6 +87,7 @@ class Account:
         comm: Each worker's seconds of communication, shape [workers].
         blame: Seconds that all waited for each worker, by cause; shape [workers, parts].
         gain: Compares this with equal sizes.
+        global_batch_size: In samples.
     """
 
     def __init__(self, workers: int, global_batch_size: int, scheme: str = "", *, elastic: bool = False) -> None:
@@ -99,7 +100,7 @@ class Account:
         self.comm: FloatArray = np.zeros(workers)
         self.blame: FloatArray = np.zeros((workers, len(OWN)))
         self.gain = Gain(workers, global_batch_size, proportional="micro_batch" in scheme)
-        self._batch = global_batch_size
+        self.global_batch_size = global_batch_size
         self._change_cost = ChangeCost()
         self._first_sizes: FloatArray = np.zeros(workers)
         self._last_sizes: FloatArray = np.zeros(workers)
@@ -173,14 +174,14 @@ class Account:
         return max(self.seconds * self.workers, 1e-12)
 
     def _take_sizes(self, samples: FloatArray) -> None:
-        whole = np.flatnonzero(samples.sum(axis=0) >= max(self._last_sizes.sum(), self._batch))
+        whole = np.flatnonzero(samples.sum(axis=0) >= max(self._last_sizes.sum(), self.global_batch_size))
         if not self._first_sizes.any() and samples.size:
             self._first_sizes = self._last_sizes = samples[:, 0]
         if len(whole):
             self._last_sizes = samples[:, whole[-1]]
 
     def _shown(self, sizes: FloatArray) -> tuple[int, ...]:
-        scale = self._batch / max(sizes.sum(), 1.0)
+        scale = self.global_batch_size / max(sizes.sum(), 1.0)
         return tuple(round(size * scale) for size in sizes.tolist())
 
 

@@ -20,6 +20,7 @@ _FAR: Final = (
     3.0  # Times longer than the iteration before: slowness is seldom that sudden, and compiling takes seconds.
 )
 _MOST_IN_A_ROW: Final = 4  # Iterations that may compile; if more take as long, the worker is slow.
+_WHOLE: Final = 0.999  # Of a global batch; the last slice of an epoch is often shorter.
 _COLUMNS: Final = 5  # Of an iteration as a whole.
 
 
@@ -107,6 +108,18 @@ class Gain:
     def paces(self) -> FloatArray:
         """Each worker's seconds for an equal share, summed over the kept iterations; shape [workers]."""
         return np.asarray(self._paces(self.elasticity.medians).sum(axis=1))
+
+    @property
+    def sampled(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """The kept iterations with a whole global batch.
+
+        Each worker's samples and compute seconds of a pass, and its seconds of input and script, of shape [workers,
+        iterations]; and the seconds in which no worker was at work, of shape [iterations].
+        """
+        whole = self._kept[4] >= _WHOLE
+        others, seconds, sizes = self._kept[_COLUMNS:].reshape(3, self._workers, -1)
+        samples = sizes * self._batch / self._workers
+        return samples[:, whole], seconds[:, whole], others[:, whole], self._kept[1, whole]
 
     @property
     def _usual_equal(self) -> tuple[FloatArray, FloatArray]:

@@ -63,6 +63,7 @@ class Verdict:
         slowdown: Its seconds per sample over the median of the others', at equal sizes; for other causes than compute,
             its own seconds per iteration over theirs. None if not measured.
         cost: The share of all workers' time spent waiting for it, 0 to 1.
+        decided: Whether the run was long enough for a verdict.
         text: The verdict in one to three sentences.
     """
 
@@ -70,6 +71,7 @@ class Verdict:
     cause: Part | None = None
     slowdown: float | None = None
     cost: float = 0.0
+    decided: bool = True
     text: str
 
 
@@ -110,7 +112,7 @@ def undecided(iterations: int, seconds: float, more: int) -> Verdict:
     """The verdict on a run that is too short for one."""
     would = "1 more iteration" if more == 1 else f"{more:,} more iterations"
     text = f"Too short for a verdict: {counted(iterations)} in {duration(seconds)}; about {would} would tell."
-    return Verdict(text=text)
+    return Verdict(decided=False, text=text)
 
 
 def no_worker_slow(waiting: float) -> Verdict:

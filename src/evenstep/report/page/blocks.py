@@ -43,11 +43,17 @@ class Plot:
 
 
 def lanes_of(overview: RunOverview, most: int = MAX_WORKERS) -> dict[str, Lane]:
-    """The lanes of all workers by name; if there are more than `most`, of those that waited most and least."""
+    """The lanes of all workers by name; if there are more than `most`, of those that waited most and least.
+
+    The name of the worker that the verdict is about says that it is slow.
+    """
     by_waiting = [each.worker for each in sorted(overview.summary.workers, key=lambda each: each.waiting_share)]
     half = most // 2
     workers = sorted(by_waiting if len(by_waiting) <= most else by_waiting[:half] + by_waiting[-half:])
-    return {f"worker {each}": (overview.run.iterations[each], overview.times.began[each]) for each in workers}
+    return {
+        f"worker {overview.marked(each)}": (overview.run.iterations[each], overview.times.began[each])
+        for each in workers
+    }
 
 
 def layout_of(

@@ -6,7 +6,8 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
 
-from evenstep.report.overview import RunOverview, compared
+from evenstep.report.account.verdict import sentences
+from evenstep.report.overview import RunOverview, about, compared
 from evenstep.report.page.blocks import MAX_WORKERS
 from evenstep.report.page.plots import plots_of, plots_together
 from evenstep.report.page.tables import events_table, runs_table, workers_table
@@ -15,6 +16,7 @@ from evenstep.report.page.tables import events_table, runs_table, workers_table
 def page_html(overviews: Sequence[RunOverview], *, version: str, title: str = "evenstep report") -> str:
     """The page of these runs, which compares the others with the first. `version` is evenstep's."""
     together, plots = plots_together(overviews), [plots_of(each) for each in overviews]
+    verdicts = ["\n".join([*sentences(each.summary.verdict.text), *sentences(each.next)]) for each in overviews]
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     values = {
         plot.key: {"traces": plot.traces, "layout": plot.layout}
@@ -23,8 +25,9 @@ def page_html(overviews: Sequence[RunOverview], *, version: str, title: str = "e
     return environment.from_string(_file("page.html")).render(
         title=title,
         version=version,
-        conclusion=compared(overviews) if len(overviews) > 1 else overviews[0].summary.verdict.text,
-        simulated=sum(each.run.simulated for each in overviews),
+        conclusion=compared(overviews) if len(overviews) > 1 else verdicts[0],
+        verdicts=verdicts,
+        about=[about(each.run) for each in overviews],
         overviews=overviews,
         runs=runs_table(overviews),
         together=together,

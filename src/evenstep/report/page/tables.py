@@ -7,6 +7,7 @@ from typing import Final, final
 from evenstep.report.account.account import Part
 from evenstep.report.overview import RunOverview
 from evenstep.report.summary import ElasticSummary, ServedSummary, WorkerSummary, speed_ups
+from evenstep.telemetry.events import DeviceSampled
 
 _MAX_EVENTS: Final = 200  # Rows; --json has all.
 _MAX_SIZES: Final = 16  # In a cell.
@@ -41,6 +42,7 @@ def runs_table(overviews: Sequence[RunOverview]) -> Table:
             "average iteration": _seconds(summary.iteration_seconds),
             "iterations": f"{summary.iterations:,}",
             "training time": _seconds(summary.training_seconds),
+            **{f"last {curve.name}": f"{curve.values[-1]:.4g}" for curve in each.curves},
             "workers": f"{len(summary.workers):,}",
             "global batch": f"{summary.global_batch_size:,}",
             **_served(summary.served),
@@ -81,13 +83,18 @@ def workers_table(overview: RunOverview) -> Table:
     all_costs = sum(each.cost or 0.0 for each in overview.summary.workers)
     return Table(
         caption="Workers; time per sample is that over the median of the others', at equal sizes",
-        rows=[_worker(each, all_costs) for each in overview.summary.workers],
+        rows=[
+            {"worker": overview.marked(each.worker)}
+            | _worker(each, all_costs)
+            | _device(overview.run.devices.get(each.worker, ()))
+            | {"where": each.place}
+            for each in overview.summary.workers
+        ],
     )
 
 
 def _worker(worker: WorkerSummary, all_costs: float) -> dict[str, str]:
     row = {
-        "worker": f"{worker.worker}",
         "samples/s of compute": f"{worker.speed:,.1f}",
         "time per sample": "" if worker.slowdown is None else f"{worker.slowdown:.2f}x",
         "batch size": ", then ".join(map(str, dict.fromkeys((worker.first_batch_size, worker.last_batch_size)))),
@@ -104,7 +111,18 @@ def _worker(worker: WorkerSummary, all_costs: float) -> dict[str, str]:
             "largest staleness": f"{worker.pushes.largest_staleness}",
             "largest behind, batches": f"{worker.pushes.largest_behind:.1f}",
         }
-    return {**row, "where": worker.place}
+    return row
+
+
+def _device(states: Sequence[DeviceSampled]) -> dict[str, str]:
+    """The state of a GPU over the run."""
+    if not states:
+        return {}
+    return {
+        "GPU busy": f"{sum(each.utilisation for each in states) / len(states):.0%}",
+        "most GPU memory": f"{max(each.memory_bytes for each in states) / 1e9:.1f} GB",
+        "hottest": f"{max(each.celsius for each in states):.0f} \N{DEGREE SIGN}C",
+    }
 
 
 def parts_table(overview: RunOverview, order: Iterable[Part]) -> Table:

@@ -13,6 +13,7 @@ from evenstep.report.page.tables import Table, parts_table
 from evenstep.report.stretches import shares
 
 _CLOSE_UP_ITERATIONS: Final = 8  # So many bars in a row are wide enough for their samples.
+_SIDE_BY_SIDE_ITERATIONS: Final = 12  # Of the fastest run.
 _LANE: Final = 0.84  # Of the distance between two lanes.
 _PART_COLOURS: Final[Mapping[Part, str]] = {
     Part.COMPUTE: "#3d85c6",
@@ -99,7 +100,8 @@ def close_up_plot(overview: RunOverview) -> Plot:
 
 def side_by_side_plot(overviews: Sequence[RunOverview]) -> Plot:
     """A typical stretch of each run, on one time axis."""
-    length, most = min(_stretch_seconds(each) for each in overviews) * 1.5, max(2, MAX_WORKERS // len(overviews))
+    length = min(_stretch_seconds(each, _SIDE_BY_SIDE_ITERATIONS) for each in overviews)
+    most = max(2, MAX_WORKERS // len(overviews))
     lanes = {}
     for each in overviews:
         begin = _ordinary(each, length)
@@ -180,9 +182,11 @@ def _bars_plot(
     )
 
 
-def _stretch_seconds(overview: RunOverview) -> float:
+def _stretch_seconds(overview: RunOverview, iterations: int = _CLOSE_UP_ITERATIONS) -> float:
+    """The usual seconds of so many iterations, or of as many as an epoch has before its last, which may be short."""
+    before_last = max(overview.run.iterations_per_epoch - 1, 2)
     usual = np.median([np.median(each.iteration_seconds) for each in overview.run.iterations.values()])
-    return float(usual) * _CLOSE_UP_ITERATIONS
+    return float(usual) * min(iterations, before_last)
 
 
 def _stretches(overview: RunOverview, length: float) -> dict[str, float]:
@@ -198,12 +202,20 @@ def _stretches(overview: RunOverview, length: float) -> dict[str, float]:
 
 
 def _ordinary(overview: RunOverview, length: float) -> float:
-    """The start of the stretch in the run's second half whose duration is closest to the median."""
+    """The start of the stretch in the run's second half whose duration is closest to the median.
+
+    Behind a barrier it lies inside an epoch if that is long enough: at its end slices are short, and scripts evaluate.
+    """
     worker = overview.run.workers[0]
     done, began = overview.run.iterations[worker], overview.times.began[worker]
     half = len(done) // 2
     count = max(2, round(length / float(np.median(done.iteration_seconds))))
     if len(began) - count <= half:
         return max(0.0, (overview.times.seconds - length) / 2)
-    spans = began[half + count :] - began[half : len(began) - count]
-    return float(began[half + int(np.abs(spans - np.median(spans)).argmin())])
+    starts = np.arange(half, len(began) - count)
+    epochs = done.numbers // max(overview.run.iterations_per_epoch, 1)
+    inside = epochs[starts] == epochs[starts + count]
+    if overview.run.servers is None and inside.any():
+        starts = starts[inside]
+    spans = began[starts + count] - began[starts]
+    return float(began[starts[np.abs(spans - np.median(spans)).argmin()]])

@@ -1,0 +1,25 @@
+"""The second half of the verdict on a run with equal sizes: what sizes by speed would gain."""
+
+from collections.abc import Callable
+from typing import Final
+
+from evenstep.advice.advise import PLAIN, Advice, advise
+from evenstep.advice.machines import Machines
+from evenstep.core.errors import ConfigError
+from evenstep.report.account.account import Part
+from evenstep.report.account.verdict import Verdict
+
+BALANCED: Final = "lb-bsp"
+
+
+def balancing(scheme: str, verdict: Verdict, machines: Callable[[], Machines]) -> Advice | None:
+    """What `lb-bsp` would gain over a run under `bsp`, as `evenstep plan` says it.
+
+    None for other schemes, for a run that is too short, and where sizes cannot help: another cause than compute.
+    """
+    if scheme != PLAIN or not verdict.decided or verdict.cause not in (None, Part.COMPUTE):
+        return None
+    try:
+        return advise(machines(), schemes=(BALANCED,))
+    except ConfigError:  # One worker, or too few iterations.
+        return None

@@ -1,0 +1,34 @@
+"""What a run executed, for its record: the command, and the commit that its repository had checked out."""
+
+import shlex
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+
+def command() -> str:
+    """The script and its arguments, as typed in a shell."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def commit_of(folder: Path) -> str:
+    """The commit that the git repository around a folder has checked out, 12 digits; empty if there is none.
+
+    Its files say so, without a process of git, which would copy a process that may hold threads and devices.
+    """
+    with suppress(OSError, ValueError):
+        found = next((each / ".git" for each in (folder, *folder.parents) if (each / ".git").exists()), None)
+        if found is None:
+            return ""
+        if found.is_file():  # A worktree or a submodule.
+            found = found.parent / found.read_text().removeprefix("gitdir:").strip()
+        head = (found / "HEAD").read_text().strip()
+        if not head.startswith("ref: "):
+            return head[:12]
+        name, common = head.removeprefix("ref: "), found / "commondir"
+        shared = found / common.read_text().strip() if common.exists() else found
+        if (shared / name).exists():
+            return (shared / name).read_text().strip()[:12]
+        packed = (line.split() for line in (shared / "packed-refs").read_text().splitlines())
+        return next((words[0][:12] for words in packed if words[1:] == [name]), "")
+    return ""
