@@ -77,12 +77,16 @@ class Quorum:
 
     It tells the launcher whether it is `waiting` for the others, or `computing` a step with them.
 
+    Args:
+        ahead: Whether to ask for the members of a step while it is computed. If they wait for each other before it
+            instead, a replica that joins costs none of them a step, for the time of the quorum.
+
     Raises:
         ConfigError: The manager finds the members during the forward pass, when the batch has been fetched already, or
             the replica has several processes.
     """
 
-    def __init__(self, manager: Manager, tell: Callable[[str], None]) -> None:
+    def __init__(self, manager: Manager, tell: Callable[[str], None], *, ahead: bool) -> None:
         if manager._use_async_quorum:
             raise ConfigError(
                 "sizes follow from the members, who must be known before a batch is fetched: give torchft's Manager"
@@ -97,20 +101,20 @@ class Quorum:
         self._manager = manager
         self._tell = tell
         self._seconds = 2 * manager._quorum_timeout
-        self._open = self._moved = False
+        self._ahead, self._open, self._moved = ahead, False, False
         # torchft counts the quorums: one whose members, or their connections, are new has a new number.
         self._known = -1
 
     def open(self) -> None:
         """Meet the other members, unless this has happened for this step; a replica that is behind gets the state.
 
-        After a step that counted, the members are taken to be the same until `arrive`, and only asked for in the
-        background. If they are others by then, the step is `broken`, and they meet before the next one.
+        If it asks ahead, the members are taken to be the same until `arrive` after a step that counted, and only asked
+        for in the background. If they are others by then, the step is `broken`, and they meet before the next one.
         """
         if self._open:
             return
         self._open = True
-        if self._known != -1 and not self._moved:
+        if self._ahead and self._known != -1 and not self._moved:
             self._client.ask(self.step)
             self._tell("computing")
             return
