@@ -320,6 +320,7 @@ def restore(run, parts):
 def save(run, slot, parts):
     import torch
 
+    parts[-1].settle()
     if slot == 0:
         torch.save([part.state_dict() for part in parts], run.checkpoint)
 

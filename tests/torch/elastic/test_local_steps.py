@@ -1,6 +1,7 @@
 """Local steps while members come and go: a period counts as a whole or not at all, and each sample in one that does."""
 
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 import torch
@@ -72,13 +73,23 @@ def test_numbers_of_steps_by_speed_follow_those_that_are_there():
         momentum=0.0,
         decay=1.0,
         slow=("2=3x",),
-        faults={(0, 6): "kill in backward"},
+        faults={(0, 6): "kill in backward", (1, 15): "kill in backward"},
         late=1,
         waits={9: [(0, 1)]},
         options={"scheme": scheme},
     )
-    outcome = run_replicas(run)
+    outcome = run_replicas(run, restarts={0: 1})
     members = require_as_alone(run, outcome)
-    assert members[-1] == 3
-    assert 2 in members
+    assert members[12] == 3
+    assert members[-1] == 2
     assert len(members) == 2 * 1920 // 96
+
+
+def test_a_checkpoint_within_a_period_ends_it_and_is_where_others_begin(tmp_path):
+    run = Elastic(samples=480, checkpoint=str(tmp_path / "saved.pt"), options={"scheme": "local-sgd:period=4"})
+    first = run_replicas(replace(run, until=7))
+    second = run_replicas(replace(run, replicas=2))
+    assert {code for outcome in (first, second) for *_, code in outcome.exits} == {0}
+    for line in second.steps:
+        line["step"] += 8
+    assert require_as_alone(run, replace(second, steps=first.steps + second.steps)) == 8 * [3] + 3 * [2]
