@@ -5,8 +5,9 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, Final, final
+from weakref import finalize
 
 import torch
 from torch.distributed import ReduceOp
@@ -17,6 +18,8 @@ from evenstep.core.errors import ConfigError, EvenstepError
 _TRIES: Final = 3
 """How often a replica asks for the quorum, each time for twice as long as the members wait for one that hangs."""
 _PAUSE_SECONDS: Final = 0.2
+_ENDING_SECONDS: Final = 2.0
+"""How long a process that ends waits for a quorum that it has asked for, which the others ask for too."""
 
 
 class BrokenQuorumError(EvenstepError, RuntimeError):
@@ -39,7 +42,11 @@ class _Client:
         self._request: dict[str, Any] = {}
         self.ahead: Future[Any] | None = None
         self._asked: SimpleQueue[tuple[dict[str, Any], Future[Any]]] = SimpleQueue()
-        Thread(target=self._answer, daemon=True).start()  # Nothing waits for it at the end of the script.
+        self._idle = Event()
+        self._idle.set()
+        Thread(target=self._answer, daemon=True).start()
+        # A thread that comes out of torchft's code while Python ends would abort the process.
+        finalize(self, self._idle.wait, _ENDING_SECONDS)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
@@ -47,6 +54,7 @@ class _Client:
     def ask(self, step: int) -> None:
         """Ask for the quorum of this step, which follows one that counted, in the background."""
         self.ahead = Future()
+        self._idle.clear()
         self._asked.put((self._request | {"step": step, "commit_failures": 0}, self.ahead))
 
     def _answer(self) -> None:
@@ -56,6 +64,7 @@ class _Client:
                 ahead.set_result(self._found(request))
             except Exception as error:
                 ahead.set_exception(error)
+            self._idle.set()
 
     def _quorum(self, **request: Any) -> Any:
         self._request, ahead, self.ahead = request, self.ahead, None
