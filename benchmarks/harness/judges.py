@@ -75,8 +75,8 @@ JUDGES = {
     "load_schemes": (*EMULATED, "sim"),
     "loaders": ("core/samples", "torch/data"),
     "local_steps": (
-        "benchmarks/harness/local_steps_worker.py", "core/fragments.py", "tensors", "torch/engines/local.py",
-        "torch/engines/served_local.py",
+        "benchmarks/harness/local_steps_worker.py", "core/fragments.py", "tensors", "torch/engines/averages.py",
+        "torch/engines/local.py", "torch/engines/served_local.py",
     ),
     "momentum_rules": SIMULATED,
     "overhead": (
@@ -103,8 +103,8 @@ JUDGES = {
     "updates_to_target": (*SIZES, *WORKERS, "cli/demonstration/setting.py", "cli/demonstration/train.py"),
     "weigh_where": (),
     "wire": (
-        "benchmarks/harness/hosts_worker.py", "sim/network.py", "tensors/narrow.py", "torch/engines/local.py",
-        "torch/engines/narrow.py",
+        "benchmarks/harness/hosts_worker.py", "sim/network.py", "tensors/narrow.py", "torch/engines/averages.py",
+        "torch/engines/local.py", "torch/engines/narrow.py",
     ),
 }  # fmt: skip
 ALL = ("",)

@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
-from support.elastic import alone
+from support.elastic import alone, alone_locally
 from support.guard import GUARD_SECONDS
 from support.hosts import two_hosts
 
 from faults import elastic_worker, worker
-from faults.elastic_cells import COUNT, HEARTBEAT_SECONDS, HOST
+from faults.elastic_cells import COUNT, HEARTBEAT_SECONDS, HOST, PERIOD
 from faults.elastic_worker import POLL_SECONDS, RUN, STEP
 from faults.grid import PAUSE_SECONDS, cut, marked, wait_for
 
@@ -117,7 +117,11 @@ def check(cell, outcome):
         if not re.search(rf"evenstep: worker {each} .*{re.escape(cell.why)}" if cell.why else "", outcome.terminal):
             wrong.append(f"worker {each} is not named with the reason")
     wrong += _check_steps(outcome)
-    references = alone(replace(RUN, epochs=max((each["epochs"] for each in outcome.finished.values()), default=1)))
+    if cell.moment == PERIOD:
+        counted = [line for line in outcome.steps if line["counted"]]
+        references = alone_locally(replace(RUN, options={"scheme": cell.scheme}), counted)
+    else:
+        references = alone(replace(RUN, epochs=max((each["epochs"] for each in outcome.finished.values()), default=1)))
     for name, found in outcome.finished.items():
         weights = torch.tensor(found["weights"], dtype=torch.float64)
         least = min(float((weights - each).abs().max()) for each in references)
@@ -127,20 +131,21 @@ def check(cell, outcome):
 
 def _check_steps(outcome):
     """Each slice counted once, in sizes on which all agreed, and each replica lost at most the step in flight."""
-    wrong, by_step, lost = [], defaultdict(list), defaultdict(int)
+    wrong, by_step, lost, whole = [], defaultdict(list), defaultdict(int), RUN.samples // RUN.global_batch_size
     for line in outcome.steps:
+        step = line["epoch"] * whole + line["iteration"]
         if line["counted"]:
-            by_step[line["step"]].append(line)
+            by_step[step].append(line)
         else:
-            lost[line["slot"], line["step"]] += 1
+            lost[line["slot"], step] += 1
     if sorted(by_step) != list(range(len(by_step))):
         wrong.append("steps are missing")
     for step, lines in by_step.items():
         positions = [position for line in lines for position in line["positions"]]
-        start = step % (RUN.samples // RUN.global_batch_size) * RUN.global_batch_size
+        start = step % whole * RUN.global_batch_size
         same = all(line["sizes"] == lines[0]["sizes"] for line in lines)
-        whole = sorted(positions) == list(range(start, start + RUN.global_batch_size))
-        if not same or len(set(positions)) < len(positions) or (len(lines) == len(lines[0]["sizes"]) and not whole):
+        complete = sorted(positions) == list(range(start, start + RUN.global_batch_size))
+        if not same or len(set(positions)) < len(positions) or (len(lines) == len(lines[0]["sizes"]) and not complete):
             wrong.append(f"step {step} did not count each sample of its slice once: {lines}")
     return wrong + [
         f"replica {slot} lost step {step} {times} times" for (slot, step), times in lost.items() if times > 1

@@ -13,6 +13,9 @@ HOST = "the host of the Lighthouse"
 """A victim: the launcher on the first host, with the Lighthouse and the replicas there."""
 HEARTBEAT_SECONDS = 4.0
 
+PERIOD = "period"
+"""A moment: in the second of the three iterations of a period, under local steps."""
+
 WHY = {
     "killed": "was killed by SIGKILL; it is started again",
     "raises": "ended with exit code 1; it is started again",
@@ -64,6 +67,10 @@ class ElasticCell:
         return self.moment in ("joins", "sends")
 
     @property
+    def scheme(self):
+        return "local-sgd:period=3" if self.moment == PERIOD else "lb-bsp"
+
+    @property
     def members(self):
         """How many replicas are there at the end."""
         gone = 0 if self.fault in COMES_BACK else 1 if self.victim == LINK else len(self.victims)
@@ -91,6 +98,7 @@ def elastic_cells():
     cells += [ElasticCell(fault, "commit", 2) for fault in ("killed", "stopped", "raises")]
     cells += [ElasticCell(fault, "joins", 2) for fault in ("killed", "stopped", "raises")]
     cells += [ElasticCell(fault, "sends", SENDER) for fault in ("killed", "stopped")]
+    cells += [ElasticCell(fault, PERIOD, 1) for fault in ("killed", "stopped", "raises", "hangs")]
     cells += [ElasticCell(fault, "mid-epoch", 0, 2) for fault in ("killed", "stopped", "hangs")]
     cells += [ElasticCell(fault, "mid-epoch", LINK, hosts=2) for fault in ("cut", "cut for a while")]
     return [*cells, ElasticCell("killed and started again", "mid-epoch", HOST, hosts=2)]

@@ -12,10 +12,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from support.elastic import Elastic, parts
+from support.elastic import Elastic, counting, parts
 
 import evenstep
-from faults.elastic_cells import COUNT, HOST, LINK, SENDER, ElasticCell
+from faults.elastic_cells import COUNT, HOST, LINK, PERIOD, SENDER, ElasticCell
 
 RUN = Elastic(replicas=COUNT, samples=288, global_batch_size=24)
 STEP, REST, POLL_SECONDS = 4, 8, 0.02
@@ -94,7 +94,12 @@ def train(cell, folder):
     os.environ["RANK"] = rank
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
     model, optimizer, loader = evenstep.prepare(
-        model, optimizer, loader, global_batch_size=RUN.global_batch_size, schedulers=scheduler
+        model,
+        optimizer,
+        loader,
+        scheme=cell.scheme,
+        global_batch_size=RUN.global_batch_size,
+        schedulers=scheduler,
     )
     session, name = loader.session, f"{faults.slot}-{faults.life}"
     watch_moments(session, faults)
@@ -103,15 +108,18 @@ def train(cell, folder):
         Path(folder, each).touch()
     for slot in range(COUNT):  # Their heartbeats have begun, so that the first quorum waits for all.
         faults.wait_for(f"here-{slot}")
-    members, epoch, first = 0, 0, True
-    with Path(folder, f"steps-{name}{again}").open("a", buffering=1) as journal:
+    members, epoch, moment = 0, 0, "first iteration"
+    with (
+        Path(folder, f"steps-{name}{again}").open("a", buffering=1) as journal,
+        counting(session, lambda line, counts: record(journal, line, counts)) as pending,
+    ):
         while members != cell.members or len(list(faults.folder.glob("fired-*"))) < len(cell.victims):
             members = 0
             for inputs, targets in loader:
                 epoch, step = loader.epoch, session.step
                 faults.wait_for_others(step)
-                faults.at("first iteration" if first else "mid-epoch" if step == STEP else "")
-                first = False
+                faults.at(moment if step != STEP else PERIOD if len(pending) == 1 else "mid-epoch")
+                moment = ""
                 optimizer.zero_grad()
                 torch.nn.functional.mse_loss(model(inputs), targets).backward()
                 optimizer.step()
@@ -120,11 +128,19 @@ def train(cell, folder):
                 if members != cell.members:  # This may be for long, on a busy machine.
                     time.sleep(POLL_SECONDS)
                 line = {"step": step, "epoch": epoch, "sizes": loader.batch_sizes, "slot": faults.slot}
-                line |= {"positions": list(loader.current.positions[: loader.current.samples])}
-                journal.write(json.dumps(line | {"counted": session.counted, "at": time.time()}) + "\n")
+                line |= {"positions": list(loader.current.positions[: loader.current.samples]), "life": faults.life}
+                line |= {"iteration": loader.current.iteration}
+                if cell.moment == PERIOD:
+                    pending.append(line)
+                else:
+                    record(journal, line, session.counted)
     weights = torch.cat([each.detach().flatten() for each in model.parameters()])
     outcome = {"epochs": epoch + 1, "weights": weights.tolist()}
     Path(folder, f"finished-{name}{again}").write_text(json.dumps(outcome))
+
+
+def record(journal, line, counted):
+    journal.write(json.dumps(line | {"counted": counted, "at": time.time()}) + "\n")
 
 
 def watch_moments(session, faults):

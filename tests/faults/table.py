@@ -86,6 +86,8 @@ waited for six times `--timeout`. The machine ran two cells, and other tests, at
 - **commit**: the victim has found out that the step counts, and has not stepped yet
 - **joins**: the victim is about to use the state that it received
 - **sends**: the victim is about to send its state to a replica that joins
+- **period**: in the second of three iterations under `local-sgd:period=3`, where the others lose at most the period in
+  flight, and the weights are those of the algorithm in one process
 - **killed**: SIGKILL; **stopped**: SIGSTOP; **paused**: SIGSTOP, and SIGCONT after 3 s
 - **raises**: an exception in the script; **hangs**: the main thread waits for ever
 - **link cut**: on the side of the second host, for 3 s or for good; then `evenstep run` ends there with an error, once
@@ -106,7 +108,7 @@ _SECTIONS = re.compile(
 _ORDER = (
     *("killed", "stopped", "paused", "hangs", "exits", "raises", "another model", "other data", "NaN", "NaN refused"),
     *("lies", "two killed", "two stopped", "two hang", "link cut", "link cut for a while", "Lighthouse killed"),
-    *("start", "first iteration", "mid-epoch", "commit", "joins", "sends", "evaluation", "close"),
+    *("start", "first iteration", "mid-epoch", "commit", "joins", "sends", "period", "evaluation", "close"),
     *("with rounds", "without rounds"),
 )
 """Of the rows and columns of a section."""

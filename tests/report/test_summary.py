@@ -95,3 +95,12 @@ def test_time_to_an_accuracy_is_the_first_workers_and_counts_training_only(event
     assert seconds_until(run, "accuracy", 0.97) is None
     assert [value for _, value in notes_of(run, "accuracy", 0)] == [0.9, 0.96]
     assert len(notes_of(run, "accuracy")) == 3
+
+
+def test_replicas_that_all_ended_and_began_anew_are_judged_since_then():
+    """The iterations of one and a half of them come again under the same numbers."""
+    lives = [list(made_log.worker_events(worker, parts=[(0.0, 0.01, 0.0)] * 3)) for worker in range(3)]
+    events = [dict(event, engine="elastic") if event["event"] == "run" else event for life in lives for event in life]
+    run = run_from([*events[: len(lives[0]) + 6], *events])
+    assert [len(done) for done in run.counted.values()] == [12] * 3
+    assert summary_of(run).iterations == 12

@@ -208,3 +208,23 @@ def test_nor_do_parts_in_python(make, says):
 def test_clip_and_overlap_go_together_where_workers_go_their_own_ways():
     served = Served(clip=1, servers=2, exchange="overlapped")
     assert scheme(sync=Bounded(bound=1), served=served).served == served
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("asp", "the scheme 'asp' cannot run while members come and go: use lb-bsp"),
+        ("lb-bsp:micro_batch=4", "cannot run while members come and go"),
+        ("lb-bsp:predictor=narx", "without predictor=narx and nonfinite=refuse"),
+        ("diloco:load=lb-bsp,nonfinite=refuse", "without predictor=narx and nonfinite=refuse"),
+        ("diloco:fragments=2", "leave out fragments, alpha, delay and wire"),
+        ("diloco:period=4,delay=1", "leave out fragments, alpha, delay and wire"),
+        ("diloco:wire=int8", "leave out fragments, alpha, delay and wire"),
+    ],
+)
+def test_and_some_schemes_where_workers_come_and_go(text, says):
+    with pytest.raises(ConfigError) as caught:
+        parse_scheme(text).require_elastic()
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+    parse_scheme("diloco:steps=speed").require_elastic()

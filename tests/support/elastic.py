@@ -7,6 +7,7 @@ import signal
 import tempfile
 import time
 import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,12 @@ class Elastic:
 
     `faults`: by replica and step, what it does there, the n-th process of a replica the n-th of its faults: `kill`,
     `stop`, `raise` or `exit` before the backward, `kill in backward`, `kill before step`, `kill after step`, or `nan`
-    in its gradient from then on. `waits`: by step, the processes (replica and life) that must have come to their first
-    batch before the others go on. `other`: the samples with which a process (replica and life) is started instead of
-    `samples`, or None for other contents. `habit`: how the script weighs and measures, `plain` or `units`. `until`: the
-    step after which all stop, and replica 0 saves its state in the file `checkpoint`; a run without `until` begins with
-    what is saved there.
+    in its gradient from then on; under local steps, where steps are periods, each so many batches `late`. `waits`: by
+    step, the processes (replica and life) that must have come to their first batch before the others go on. `other`:
+    the samples with which a process (replica and life) is started instead of `samples`, or None for other contents.
+    `habit`: how the script weighs and measures, `plain` or `units`. `until`: the step after which all stop, and replica
+    0 saves its state in the file `checkpoint`; a run without `until` begins with what is saved there. `momentum` and
+    `decay`: of the optimizer, and of its rate after each 7 steps.
     """
 
     replicas: int = 3
@@ -37,6 +39,7 @@ class Elastic:
     global_batch_size: int = 24
     epochs: int = 2
     faults: dict = field(default_factory=dict)
+    late: int = 0
     waits: dict = field(default_factory=dict)
     slow: tuple = ()
     other: dict = field(default_factory=dict)
@@ -46,6 +49,13 @@ class Elastic:
     checkpoint: str = ""
     until: int = -1
     habit: str = "plain"
+    momentum: float = 0.9
+    decay: float = 0.9
+
+    @property
+    def local(self):
+        """Whether replicas take local steps."""
+        return "period" in self.options.get("scheme", "")
 
 
 @dataclass
@@ -74,7 +84,7 @@ def parts(run, other=(), reads=None):
     if reads is not None:
         dataset = Reading(dataset, reads)
     loader = torch.utils.data.DataLoader(dataset, batch_size=8, shuffle=True, num_workers=run.num_workers)
-    optimizer = torch.optim.SGD(layers.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.05, momentum=run.momentum)
     return layers, optimizer, loader
 
 
@@ -119,6 +129,83 @@ def alone(run, left_out=()):
     return found
 
 
+def alone_locally(run, steps):
+    """The weights of one process that takes the local steps of all replicas, in these `steps` of periods that counted.
+
+    Written out after Stich, ICLR 2019, and Algorithm 1 of arXiv 2311.08105 with its default outer optimizer; weights
+    and momentum count by samples.
+    """
+    import torch
+
+    found, diloco = [], run.options["scheme"].startswith("diloco")
+    for first in range(run.replicas):
+        os.environ["RANK"] = str(first)
+        layers, optimizer, loader = parts(run)
+        del os.environ["RANK"]
+        weights, taken = list(layers.parameters()), 0
+        outer = torch.optim.SGD(weights, lr=0.7, momentum=0.9, nesterov=True)
+        for period in sorted({line["step"] for line in steps}):
+            begun, moved = [each.detach().clone() for each in weights], buffers(run, optimizer, weights)
+            members, ends = members_of(run, [line for line in steps if line["step"] == period]), []
+            for lines in members:
+                for weight, start, buffer in zip(weights, begun, moved, strict=True):
+                    weight.data = start.clone()
+                    optimizer.state[weight]["momentum_buffer"] = buffer if buffer is None else buffer.clone()
+                step_locally(run, layers, optimizer, loader.dataset, lines, taken)
+                samples = sum(len(line["positions"]) for line in lines)
+                ends.append((samples, [each.data for each in weights], buffers(run, optimizer, weights)))
+            taken += max(map(len, members))
+            for number, (weight, start) in enumerate(zip(weights, begun, strict=True)):
+                mean = averaged(ends, 1, number)
+                weight.data, weight.grad = (start, start - mean) if diloco else (mean, None)
+                if run.momentum:
+                    optimizer.state[weight]["momentum_buffer"] = averaged(ends, 2, number)
+            outer.step()
+        found.append(torch.cat([each.detach().flatten() for each in weights]))
+    return found
+
+
+def buffers(run, optimizer, weights):
+    return [optimizer.state[each].get("momentum_buffer") if run.momentum else None for each in weights]
+
+
+def step_locally(run, layers, optimizer, dataset, lines, taken):
+    """Take the steps of a member of a period, before which so many were `taken`."""
+    import torch
+
+    for index, line in enumerate(lines):
+        order = torch.randperm(run.samples, generator=torch.Generator().manual_seed(line["epoch"]))
+        inputs, targets = dataset[order[line["positions"]]]
+        optimizer.param_groups[0]["lr"] = 0.05 * run.decay ** ((taken + index) // 7)
+        if len(inputs):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(layers(inputs), targets).backward()
+            optimizer.step()
+
+
+def averaged(ends, part, number):
+    """The mean of this tensor of all members, by their samples."""
+    return sum(end[0] * end[part][number] for end in ends) / sum(end[0] for end in ends)
+
+
+def members_of(run, lines):
+    """The lines of each member of a period; one that ended before it recorded them took what the others did not."""
+    by_member = {}
+    for line in lines:
+        by_member.setdefault((line["slot"], line["life"]), []).append(line)
+    if len(by_member) < len(lines[0]["sizes"]):
+        assert len(by_member) == len(lines[0]["sizes"]) - 1
+        together = zip(*by_member.values(), strict=True)
+        by_member["ended"] = [{**each[0], "positions": left_of(run, each)} for each in together]
+    return list(by_member.values())
+
+
+def left_of(run, lines):
+    """The positions of a slice that these members did not take."""
+    start, taken = lines[0]["iteration"] * run.global_batch_size, {each for line in lines for each in line["positions"]}
+    return [each for each in range(start, start + sum(lines[0]["sizes"])) if each not in taken]
+
+
 def replica(run, slot, life, lighthouse, all_here, coming, folder):
     """One process of a replica."""
     import torch
@@ -137,9 +224,10 @@ def replica(run, slot, life, lighthouse, all_here, coming, folder):
     os.environ.update(settings.to_environment(), RANK=str(slot), RUST_LOG="error", GLOO_SOCKET_IFNAME="lo")
     reads = Path(folder, f"{slot}-{life}.reads") if run.num_workers else None
     model, optimizer, loader = parts(run, other, reads)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, run.decay)
+    whole = run.global_batch_size or None
     model, optimizer, loader = evenstep.prepare(
-        model, optimizer, loader, global_batch_size=run.global_batch_size, schedulers=scheduler, **run.options
+        model, optimizer, loader, global_batch_size=whole, schedulers=scheduler, **run.options
     )
     saved = (model, optimizer, scheduler, loader)
     restore(run, saved)
@@ -153,23 +241,51 @@ def replica(run, slot, life, lighthouse, all_here, coming, folder):
     except EvenstepError as error:
         Path(folder, f"{slot}-{life}.error").write_text(str(error), encoding="utf-8")
         raise
-    with Path(folder, f"{slot}-{life}.jsonl").open("w", encoding="utf-8") as log:
+    session = loader.session
+    with (
+        Path(folder, f"{slot}-{life}.jsonl").open("w", encoding="utf-8") as log,
+        counting(session, write(log)) as pending,
+    ):
         for epoch in range(first, run.epochs):
             for inputs, targets in loader:
-                step = loader.session.step
-                fault = next((fault for due, fault in mine if step >= due), "")
+                step = session.step
+                fault = next((fault for due, fault in mine if step >= due and len(pending) >= run.late), "")
                 loss = train(run, fault, model, optimizer, loader, inputs, targets)
                 scheduler.step()
-                if loader.session.counted:
-                    line = {"step": step, "epoch": epoch, "sizes": loader.batch_sizes, "slot": slot, "life": life}
-                    line |= {"positions": list(loader.current.positions[: loader.current.samples]), "at": time.time()}
-                    print(json.dumps(line | {"loss": loss, "nan": fault == "nan"}), file=log, flush=True)
+                line = {"step": step, "epoch": epoch, "sizes": loader.batch_sizes, "slot": slot, "life": life}
+                line |= {"positions": list(loader.newest.positions[: loader.newest.samples]), "at": time.time()}
+                line |= {"loss": loss, "nan": fault == "nan", "iteration": loader.newest.iteration}
+                if run.local:
+                    pending.append(line)
+                elif session.counted:
+                    write(log)(line, counts=True)
                 if loader.session.step == run.until:
                     return save(run, slot, saved)
                 for process in run.waits.get(loader.session.step, ()):
                     assert process == (slot, life) or coming[process].wait(GUARD_SECONDS)
     weights = torch.cat([each.detach().flatten() for each in model.parameters()])
     Path(folder, f"{slot}-{life}.weights").write_text(json.dumps(weights.tolist()), encoding="utf-8")
+
+
+@contextmanager
+def counting(session, settle):
+    """A list of the lines of a period; `settle` is called with each, and whether it counts, when that is known."""
+    pending, commit = [], session._quorum.commit
+
+    def committed():
+        counts = commit()
+        for line in pending:
+            settle(line, counts)
+        pending.clear()
+        return counts
+
+    session._quorum.commit = committed
+    yield pending
+
+
+def write(log):
+    """Write what counts."""
+    return lambda line, counts: counts and print(json.dumps(line), file=log, flush=True)
 
 
 def train(run, fault, model, optimizer, loader, inputs, targets):
@@ -204,6 +320,7 @@ def restore(run, parts):
 def save(run, slot, parts):
     import torch
 
+    parts[-1].settle()
     if slot == 0:
         torch.save([part.state_dict() for part in parts], run.checkpoint)
 

@@ -23,11 +23,8 @@ def require_elastic(settings: LaunchSettings) -> None:
         import torchft.coordination  # noqa: F401
     except ModuleNotFoundError as error:
         raise ConfigError("--elastic needs torchft: pip install torchft") from error
-    scheme = None if settings.scheme is None else parse_scheme(settings.scheme)
-    if scheme is not None and not scheme.sums_every_gradient:
-        raise ConfigError(
-            f"--elastic goes with schemes that sum gradients in every step, not with {scheme.name!r}: use lb-bsp"
-        )
+    if settings.scheme is not None:
+        parse_scheme(settings.scheme).require_elastic()
 
 
 @contextmanager

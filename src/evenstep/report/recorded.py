@@ -147,7 +147,7 @@ class RecordedRun:
         if self.elastic is not None:
             last = max(done.numbers[-1] for done in self.iterations.values())
             there = {worker: self.iterations[worker] for worker in self.workers}
-            there = {worker: done for worker, done in there.items() if done.numbers[-1] == last}
+            there = {worker: _since_begun(done) for worker, done in there.items() if done.numbers[-1] == last}
             common = reduce(np.intersect1d, [done.numbers for done in there.values()])
             return {worker: done[np.isin(done.numbers, common)] for worker, done in there.items()}
         stop = self.length if self.servers is None else None
@@ -290,6 +290,12 @@ class RunBuilder:
             return True
         ended = done.began[-1] + done.iteration_seconds[-1] + about.wall_offset
         return bool(ended >= newest.unix_seconds)
+
+
+def _since_begun(done: Iterations) -> Iterations:
+    """The iterations since their numbers last began anew, as they do if all replicas end and are started again."""
+    again = np.flatnonzero(np.diff(done.numbers) <= 0)
+    return done[int(again[-1]) + 1 :] if len(again) else done
 
 
 def recorded_run(*events: Iterable[Event]) -> RecordedRun:

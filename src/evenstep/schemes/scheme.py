@@ -371,6 +371,25 @@ class Scheme:
         """True if all workers sum the gradients of each batch and step together, like DistributedDataParallel."""
         return (self.served, self.period, self.micro_batch) == (None, None, None)
 
+    def require_elastic(self) -> None:
+        """Check that it can run while workers come and go.
+
+        Raises:
+            ConfigError: It cannot.
+        """
+        summing = self.served is None and not self.accumulates
+        if not summing or self.load.uses_forecasts or self.nonfinite == "refuse":
+            raise ConfigError(
+                f"the scheme {self.name!r} cannot run while members come and go: use lb-bsp, dbs, bsp, batch_sizes,"
+                " local-sgd or diloco, without predictor=narx and nonfinite=refuse"
+            )
+        outer = self.outer or Outer()
+        if (outer.fragments, outer.alpha, outer.delay, outer.wire) != (1, 0, 0, "float32"):
+            raise ConfigError(
+                "while members come and go each period counts as a whole, and a replica that joins has the weights of"
+                " the others: leave out fragments, alpha, delay and wire"
+            )
+
     def policy(self, workers: int) -> LoadPolicy:
         """Make a new policy that decides the sizes of this many workers without servers."""
         return load_policy(self.load, workers)

@@ -293,7 +293,7 @@ class RunRequest:
                 cannot accumulate in it.
         """
         scheme = self._plain_scheme()
-        if self.accumulation == 1 and not scheme.counts_periods:
+        if self.accumulation == 1 and (scheme.micro_batch is not None or not scheme.counts_periods):
             return scheme
         if self.accumulation > 1 and not scheme.sums_every_gradient:
             raise ConfigError(

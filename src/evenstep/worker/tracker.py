@@ -79,6 +79,7 @@ class Tracker:
     _number: int = field(init=False, default=0)
     _warned: bool = field(init=False, default=False)
     _sample_times: SampleTimes | None = field(init=False, default=None)
+    _began_at: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         self.stopwatch = self.meter.stopwatch
@@ -281,15 +282,20 @@ class Tracker:
         if ran:
             self._hold(Hold.so_far)
 
-    def batch_ends(self, began_at: float) -> None:
-        """End the last batch of an iteration that goes on; the stopwatch showed `began_at` before it.
+    def batch_begins(self) -> None:
+        """Note, before `begin`, that a batch follows after which the worker is held, though its iteration may go on."""
+        before, self._began_at = self.iteration, 0.0
+        if self.hold is not None:
+            if before is not None and before.paused is None:
+                self._began_at = self.stopwatch.read()
+            self.hold.begin_iteration()
 
-        The worker is held for this batch alone, and its `begin` must have followed `hold.begin_iteration`.
-        """
+    def batch_ends(self) -> None:
+        """End a batch that began with `batch_begins`: the worker is held for this batch alone."""
         self.stopwatch.pause()
         if (now := self.iteration) is not None:
             last = now.batch_sizes[-1:]
-            self._hold(lambda hold, elapsed: hold.until_due(now.number, last, elapsed - began_at))
+            self._hold(lambda hold, elapsed: hold.until_due(now.number, last, elapsed - self._began_at))
 
     def _hold(self, until_due: Callable[[Hold, float], None]) -> None:
         """Hold the worker, if slowness is emulated, by what the paused stopwatch reads; it counts the hold too."""

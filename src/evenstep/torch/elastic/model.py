@@ -15,8 +15,8 @@ from evenstep.torch.model import is_sharded, unwrapped
 Reduce: TypeAlias = Callable[[GradBucket], torch.futures.Future[torch.Tensor]]
 
 
-def summing(model: torch.nn.Module, reduce: Reduce) -> DistributedDataParallel:
-    """Return the model in a DistributedDataParallel whose buckets `reduce` takes.
+def whole(model: torch.nn.Module) -> torch.nn.Module:
+    """The user's model without a DistributedDataParallel around it.
 
     Raises:
         ConfigError: It is torchft's own, whose hook would divide the gradients by the number of members, or sharded.
@@ -27,6 +27,11 @@ def summing(model: torch.nn.Module, reduce: Reduce) -> DistributedDataParallel:
         )
     if is_sharded(module := unwrapped(model)):
         raise ConfigError("a replica is one process, which has all of the model: leave out fully_shard")
+    return module
+
+
+def summing(module: torch.nn.Module, reduce: Reduce) -> DistributedDataParallel:
+    """Return the model in a DistributedDataParallel whose buckets `reduce` takes."""
     # As torchft does: the group is not used, and with unused parameters the buckets are never arranged anew, which
     # would be different on a replica that joins later.
     replica = DistributedDataParallel(module, process_group=ProcessGroupDummy(0, 1), find_unused_parameters=True)

@@ -5,8 +5,9 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, Final, final
+from weakref import finalize
 
 import torch
 from torch.distributed import ReduceOp
@@ -17,6 +18,8 @@ from evenstep.core.errors import ConfigError, EvenstepError
 _TRIES: Final = 3
 """How often a replica asks for the quorum, each time for twice as long as the members wait for one that hangs."""
 _PAUSE_SECONDS: Final = 0.2
+_ENDING_SECONDS: Final = 2.0
+"""How long a process that ends waits for a quorum that it has asked for, which the others ask for too."""
 
 
 class BrokenQuorumError(EvenstepError, RuntimeError):
@@ -39,7 +42,11 @@ class _Client:
         self._request: dict[str, Any] = {}
         self.ahead: Future[Any] | None = None
         self._asked: SimpleQueue[tuple[dict[str, Any], Future[Any]]] = SimpleQueue()
-        Thread(target=self._answer, daemon=True).start()  # Nothing waits for it at the end of the script.
+        self._idle = Event()
+        self._idle.set()
+        Thread(target=self._answer, daemon=True).start()
+        # A thread that comes out of torchft's code while Python ends would abort the process.
+        finalize(self, self._idle.wait, _ENDING_SECONDS)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
@@ -47,6 +54,7 @@ class _Client:
     def ask(self, step: int) -> None:
         """Ask for the quorum of this step, which follows one that counted, in the background."""
         self.ahead = Future()
+        self._idle.clear()
         self._asked.put((self._request | {"step": step, "commit_failures": 0}, self.ahead))
 
     def _answer(self) -> None:
@@ -56,6 +64,7 @@ class _Client:
                 ahead.set_result(self._found(request))
             except Exception as error:
                 ahead.set_exception(error)
+            self._idle.set()
 
     def _quorum(self, **request: Any) -> Any:
         self._request, ahead, self.ahead = request, self.ahead, None
@@ -77,12 +86,16 @@ class Quorum:
 
     It tells the launcher whether it is `waiting` for the others, or `computing` a step with them.
 
+    Args:
+        ahead: Whether to ask for the members of a step while it is computed. If they wait for each other before it
+            instead, a replica that joins costs none of them a step, for the time of the quorum.
+
     Raises:
         ConfigError: The manager finds the members during the forward pass, when the batch has been fetched already, or
             the replica has several processes.
     """
 
-    def __init__(self, manager: Manager, tell: Callable[[str], None]) -> None:
+    def __init__(self, manager: Manager, tell: Callable[[str], None], *, ahead: bool) -> None:
         if manager._use_async_quorum:
             raise ConfigError(
                 "sizes follow from the members, who must be known before a batch is fetched: give torchft's Manager"
@@ -97,20 +110,20 @@ class Quorum:
         self._manager = manager
         self._tell = tell
         self._seconds = 2 * manager._quorum_timeout
-        self._open = self._moved = False
+        self._ahead, self._open, self._moved = ahead, False, False
         # torchft counts the quorums: one whose members, or their connections, are new has a new number.
         self._known = -1
 
     def open(self) -> None:
         """Meet the other members, unless this has happened for this step; a replica that is behind gets the state.
 
-        After a step that counted, the members are taken to be the same until `arrive`, and only asked for in the
-        background. If they are others by then, the step is `broken`, and they meet before the next one.
+        If it asks ahead, the members are taken to be the same until `arrive` after a step that counted, and only asked
+        for in the background. If they are others by then, the step is `broken`, and they meet before the next one.
         """
         if self._open:
             return
         self._open = True
-        if self._known != -1 and not self._moved:
+        if self._ahead and self._known != -1 and not self._moved:
             self._client.ask(self.step)
             self._tell("computing")
             return

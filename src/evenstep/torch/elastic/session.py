@@ -36,9 +36,11 @@ from evenstep.torch.data.loader import PreparedLoader
 from evenstep.torch.data.loop import BatchLoop, Bound
 from evenstep.torch.data.sampling import Sampling
 from evenstep.torch.elastic.engine import ElasticEngine
-from evenstep.torch.elastic.model import summing
+from evenstep.torch.elastic.local import LocalReplica
+from evenstep.torch.elastic.model import summing, whole
 from evenstep.torch.elastic.quorum import BrokenQuorumError, Quorum
 from evenstep.torch.elastic.record import ReplicaRecorder
+from evenstep.torch.elastic.summed import SummingReplica
 from evenstep.torch.engines.engine import NO_BATCH
 from evenstep.torch.failure import install_hook
 from evenstep.torch.model import PreparedModel, device_of, forget
@@ -81,7 +83,8 @@ class ElasticSession:
     Args:
         manager: The manager of this replica, with `use_async_quorum=False`, and without a `state_dict` of the model or
             the optimizer, which this session sends.
-        scheme: A scheme that sums gradients in every step, such as `lb-bsp`, the default.
+        scheme: A scheme that sums gradients in every step, such as `lb-bsp`, the default, or one of local steps,
+            `local-sgd` or `diloco`, in which whole periods count or not.
         options: `global_batch_size` (the samples of a step, whoever is there; without `evenstep run --elastic` it must
             be given), `batch_sizes`, `seed`, `run_dir` and `emulate`, as in `evenstep.prepare`.
 
@@ -97,15 +100,12 @@ class ElasticSession:
         if self._request.mistake is not None:
             raise ConfigError(self._request.mistake)
         self._scheme = scheme = self._request.asked_scheme()
-        if not scheme.sums_every_gradient or scheme.load.uses_forecasts or scheme.nonfinite == "refuse":
-            raise ConfigError(
-                f"the scheme {scheme.name!r} cannot run while members come and go: use lb-bsp, dbs, bsp or batch_sizes,"
-                " without predictor=narx and nonfinite=refuse"
-            )
+        scheme.require_elastic()
         self._launched, self._slot, self._slots = launched, *_slot_of(launched)
         keeps = record_in(self._request.events_dir, self._slot, by_argument=self._request.run_dir is not None)
         self._recorder = ReplicaRecorder(keeps, self._slot, self._slots)
-        self._quorum = Quorum(manager, partial(leave_mark, launched, f"{self._slot}.state"))
+        tell = partial(leave_mark, launched, f"{self._slot}.state")
+        self._quorum = Quorum(manager, tell, ahead=scheme.period is None)
         self._modules: list[torch.nn.Module] = []
         self._prepared: list[PreparedModel] = []
         self._optimizers: list[torch.optim.Optimizer] = []
@@ -122,17 +122,24 @@ class ElasticSession:
     # The script's objects.
 
     def model(self, model: torch.nn.Module) -> Any:
-        """Return the model in a DistributedDataParallel that sums gradients over the members; there may be several."""
-        replica = summing(model, partial(self._reduce, len(self._modules)))
-        prepared = PreparedModel(replica.module)
-        prepared.follow(replica)
-        self._modules.append(replica.module)
+        """Return the model in a DistributedDataParallel that sums gradients over the members; there may be several.
+
+        Under a scheme of local steps it is a `PreparedModel`, which sums none.
+        """
+        module = whole(model)
+        prepared: Any = PreparedModel(module)
+        replica = prepared
+        if self._scheme.period is None:
+            replica = summing(module, partial(self._reduce, len(self._modules)))
+            prepared.follow(replica)
+        self._modules.append(module)
         self._prepared.append(prepared)
         return replica
 
     def _reduce(self, model: int, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         if self._engine is None:
             raise ConfigError(NO_BATCH)
+        assert isinstance(self._engine, SummingReplica)
         return self._engine.communicate(model, bucket)
 
     def optimizer(self, optimizer: Optimizer) -> Optimizer:
@@ -144,7 +151,7 @@ class ElasticSession:
         def step_if_it_counts(_: object, closure: Callable[[], float] | None = None) -> float | None:
             with torch.enable_grad():
                 loss = None if closure is None else closure()
-            if self._engine is not None and self._engine.commit():
+            if self._engine is not None and self._engine.steps(optimizer):
                 leave_mark(self._launched, self._slot)
                 step()
             return loss
@@ -155,7 +162,7 @@ class ElasticSession:
 
     def scheduler(self, scheduler: LRScheduler) -> LRScheduler:
         """Send this scheduler's state to replicas that join; its `step` does nothing if the optimizer's does not."""
-        window_scheduler(scheduler, lambda: self.counted)
+        window_scheduler(scheduler, lambda: self._engine is not None and self._engine.stepped)
         return self.carry(scheduler)
 
     def carry(self, part: Any) -> Any:
@@ -177,8 +184,14 @@ class ElasticSession:
                 "an elastic session has one loader: give it the training loader, and leave others as they are"
             )
         self._request = replace(self._request, loader=require_loader(loader), checksum=checksum_of(loader))
+        self._scheme = self._request.asked_scheme()  # With steps by speed on batches of this loader's size.
         given = self._request.global_batch_size or self._scheme.load.given_sizes
         if given is None and self._launched.elastic is None:
+            if self._scheme.counts_periods:
+                raise ConfigError(
+                    "a period has as many steps as all places for replicas take, whose number is not known here: start"
+                    " the script by evenstep run --elastic MIN:MAX, or leave out steps=speed"
+                )
             raise ConfigError(
                 "the global batch must not depend on who is there: give ElasticSession a global_batch_size, the samples"
                 " of all replicas in a step"
@@ -189,12 +202,12 @@ class ElasticSession:
 
     @property
     def step(self) -> int:
-        """The number of steps that have counted."""
+        """The number of steps that have counted, or of periods."""
         return self._quorum.step
 
     @property
     def counted(self) -> bool:
-        """Whether the last step counted; False before the first."""
+        """Whether the last step counted, or the last period; False before the first."""
         return self._engine is not None and self._engine.counted
 
     # The loader's side.
@@ -212,16 +225,13 @@ class ElasticSession:
             launched=self._launched,
             recorder=Logged(self._recorder, self._slot),
         )
-        engine = self._engine = ElasticEngine(
-            workers,
-            tracker,
-            self._quorum,
-            agreed,
-            terms,
-            models=self._modules,
-            optimizers=self._optimizers,
-            settle=self._settle,
-        )
+        common, scheme = (workers, tracker, self._quorum, terms, self._settle), agreed.scheme
+        mine: Any = {"scheme": scheme, "models": self._modules, "optimizers": self._optimizers}
+        if scheme.period is None:
+            engine: ElasticEngine = SummingReplica(*common, **mine)
+        else:
+            engine = LocalReplica(*common, **mine, parts=lambda: (*self._optimizers, *self._carried))
+        self._engine = engine
         for index, (module, prepared) in enumerate(zip(self._modules, self._prepared, strict=True)):
             prepared.bind(module, engine, index, comm_hook=None)
             forget(module)  # The members agree on it again and again.
@@ -274,7 +284,7 @@ class ElasticSession:
         assert self._loader is not None
         length, seed = self._loader.iterations_per_epoch, self._request.seed
         run = run_event(agreed, rank, iterations=length, seed=seed, torch=str(torch.__version__))
-        self._recorder.members(told, rank, run, self.step)
+        self._recorder.members(told, rank, run, engine.number)
         return True
 
     def _request_of(self, slots: list[int]) -> RunRequest:

@@ -29,6 +29,7 @@ NO_BATCH: Final = (
     "the optimizer was stepped before the prepared loader had handed out a batch, and another loader gives every worker"
     " the same samples: loop over the loader that prepare returned"
 )
+UNSETTLED: Final = "each worker's weights are its own until the next average: call loader.settle() on all before saving"
 
 
 class Engine(ABC):

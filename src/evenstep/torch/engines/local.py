@@ -1,24 +1,36 @@
 """The local engine: workers train alone for some iterations, then average their models (local SGD, DiLoCo)."""
 
 import time
-import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, final
+from functools import partial
+from typing import Any, final
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from evenstep.core.activity import Doing
-from evenstep.core.errors import ConfigError, DisagreementError
+from evenstep.core.errors import ConfigError
 from evenstep.core.fragments import cut_into_fragments, due_fragments, leaving_fragments
 from evenstep.core.samples import Share
-from evenstep.core.workers import minority, name_workers
-from evenstep.schemes import Outer, Scheme
+from evenstep.schemes import Scheme
 from evenstep.tensors.messages import all_finite
-from evenstep.tensors.outer import momentum_step
-from evenstep.torch.engines.engine import Engine
+from evenstep.torch.engines.averages import (
+    average,
+    averaged_tensors,
+    begin_anew,
+    chunks,
+    flat_of,
+    kinds_of,
+    parameters_of,
+    require_same_kinds,
+    set_step_counts,
+    split,
+    step_counts,
+    step_outer,
+)
+from evenstep.torch.engines.engine import UNSETTLED, Engine
 from evenstep.torch.engines.narrow import NarrowSum
 from evenstep.torch.engines.reports import ReportExchange
 from evenstep.torch.processes.liveness import Liveness
@@ -27,10 +39,6 @@ from evenstep.worker.hand_outs import HandedOut
 from evenstep.worker.iteration import Iteration
 from evenstep.worker.nonfinite import NonfiniteGuard
 from evenstep.worker.tracker import Tracker
-
-_CHUNK_BYTES: Final = 32 * 2**20
-_MIN_BYTES: Final = 4
-_OUTER: Final = "outer_momentum"
 
 
 @final
@@ -72,7 +80,6 @@ class LocalEngine(Engine):
         self._count = 0.0
         self._weighed = False
         self._in_hand = False
-        self._began_at = 0.0
         self._stepped: set[int] = set()
         if workers.device_group is not None:
             # As under DistributedDataParallel, all workers start from the model of worker 0.
@@ -121,17 +128,14 @@ class LocalEngine(Engine):
         """Count the current batch, and hold the worker if slowness is emulated."""
         self._in_hand = False
         self._units = [units + self._count for units in self._units]
-        self.tracker.batch_ends(self._began_at)
+        self.tracker.batch_ends()
 
     def begin(self, batch: HandedOut) -> None:
-        before, hold = self.tracker.iteration, self.tracker.hold
-        goes_on = before is not None and before.paused is None
-        if self._outer is not None and not goes_on:
-            new = (each for each in _trained(self._optimizers) if each not in self._began)
+        before = self.tracker.iteration
+        if self._outer is not None and (before is None or before.paused is not None):
+            new = (each for each in parameters_of(self._optimizers) if each not in self._began)
             self._began.update({parameter: parameter.detach().clone() for parameter in new})
-        self._began_at = self.tracker.stopwatch.read() if goes_on and hold is not None else 0.0
-        if hold is not None:
-            hold.begin_iteration()
+        self.tracker.batch_begins()
         self.tracker.begin(batch.share, batch.piece, batch.epoch, batch.origin.number)
         self._in_hand = True
         self._stepped.clear()
@@ -149,7 +153,7 @@ class LocalEngine(Engine):
         alone = self.workers.count == 1 and self._outer is None
         if alone or now is None or (now.paused is not None and not self._apart):
             return None
-        return "each worker's weights are its own until the next average: call loader.settle() on all before saving"
+        return UNSETTLED
 
     def settle(self) -> None:
         with self.tracker.activity.waiting():  # Afterwards the script continues without asking for a batch.
@@ -179,29 +183,19 @@ class LocalEngine(Engine):
         """Average these fragments, and exchange the reports of all workers; if it `settles`, all models are alike."""
         reported, now.paused = now.paused is not None, time.perf_counter()
         averaged = self._optimizers if self._outer is None else ()
-        named, counts = _averaged_tensors(self._models, averaged), _step_counts(averaged)
+        named, counts = averaged_tensors(self._models, averaged), step_counts(averaged)
         trained, cut = self._cut()
         parts = self._parts(named, due)
         underway = self._arrive(discard=settles)
-        kinds = [
-            (name, tuple(each.shape), each.dtype)
-            for part in (*parts.values(), {"counts": counts})
-            for name, each in part.items()
-        ]
         finite = self._nonfinite is None or all_finite(named.values())
         counted = self._units if finite else [0.0] * self._fragments
         # A row has integers only: the floats travel as their bits.
-        extra = zlib.crc32(repr(kinds).encode()), *np.array(counted).view(np.int64).tolist()
+        extra = kinds_of(*parts.values(), {"counts": counts}), *np.array(counted).view(np.int64).tolist()
         self._exchange.start(self._exchange.row(now, weighed=self._weighed, extra=extra))
         table = self._exchange.wait()
         assert table is not None
-        digests, *units = self._exchange.check(table).T
-        odd = minority([str(each) for each in digests.tolist()])
-        if odd:
-            raise DisagreementError(
-                f"{name_workers(odd)} had other weights or optimizer state to average than the others: every worker"
-                " must step the same parameters before the first average"
-            )
+        kinds, *units = self._exchange.check(table).T
+        require_same_kinds(kinds)
         totals = [float(np.ascontiguousarray(each).view(np.float64).sum()) for each in units]
         if underway is not None:
             totals[underway.fragment] = float(underway.total)
@@ -215,9 +209,11 @@ class LocalEngine(Engine):
                 arrived = underway if underway is not None and underway.fragment == fragment else None
                 self._average_part(fragment, list(parts[fragment].values()), stepped, weight, kept, arrived)
             elif fragment in parts or not finite:  # A part that is not finite would spoil the others.
-                _begin_anew(stepped.values(), self._began)
+                begin_anew(stepped.values(), self._began)
         if totals[0] and len(counts) and self.workers.host_group is not None:
-            _agree_on_step_counts(averaged, counts, counted=counted[0] > 0, group=self.workers.host_group)
+            largest = counts.clone() if counted[0] else torch.zeros_like(counts)
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.workers.host_group)
+            set_step_counts(averaged, largest)
         self.tracker.stopwatch.synchronised()
         now.synchronised_seconds = time.perf_counter() - now.paused
         if reported:
@@ -228,7 +224,7 @@ class LocalEngine(Engine):
 
     def _cut(self) -> tuple[list[torch.Tensor], list[int]]:
         """The parameters, and the fragment of each."""
-        trained = _trained(self._optimizers)
+        trained = parameters_of(self._optimizers)
         return trained, cut_into_fragments([each.nbytes for each in trained], self._fragments)
 
     def _parts(self, named: Mapping[str, torch.Tensor], due: Iterable[int]) -> dict[int, dict[str, torch.Tensor]]:
@@ -244,12 +240,12 @@ class LocalEngine(Engine):
     @torch.no_grad()
     def _leave(self, fragment: int) -> None:
         """Begin the exchange of a fragment as it is now; the worker computes on while it is under way."""
-        tensors = list(self._parts(_averaged_tensors(self._models, ()), (fragment,))[fragment].values())
+        tensors = list(self._parts(averaged_tensors(self._models, ()), (fragment,))[fragment].values())
         units, self._units[fragment] = self._units[fragment], 0.0
         finite = self._nonfinite is None or all_finite(tensors)
         weight = units if finite else 0.0
         total, works = torch.tensor(weight, dtype=torch.float64), []
-        sums = [(chunk, _weighed(chunk, weight)) for chunk in _chunks(tensors)]
+        sums = [(chunk, flat_of(chunk, weight)) for chunk in chunks(tensors)]
         if self.workers.device_group is not None:
             works = [dist.all_reduce(total, group=self.workers.host_group, async_op=True)]
             works += [dist.all_reduce(flat, group=self.workers.device_group, async_op=True) for _, flat in sums]
@@ -286,13 +282,13 @@ class LocalEngine(Engine):
         own = [each.clone() for each in stepped.values()] if kept else []
         if arrived is not None:
             for chunk, flat in arrived.sums:
-                _split(flat.div_(arrived.total.to(flat.device)), chunk)
+                split(flat.div_(arrived.total.to(flat.device)), chunk)
         elif self.workers.device_group is not None:
             if self._narrow is not None:
                 tensors = self._average_changes(fragment, tensors, list(stepped.values()), weight, self._narrow)
-            _average(tensors, weight, self.workers.device_group)
+            average(tensors, weight, partial(dist.all_reduce, group=self.workers.device_group))
         if self._outer is not None:
-            _step_outer(self._outer, self._optimizers[0], stepped, self._began)
+            step_outer(self._outer, self._optimizers[0], stepped, self._began)
         for parameter, mine in zip(stepped.values(), own, strict=False):
             self._began[parameter] = parameter.detach().clone()
             parameter.lerp_(mine, kept)
@@ -311,7 +307,7 @@ class LocalEngine(Engine):
             for those in (stepped, [self._began.get(each, each) for each in stepped])
         )
         starts = iter(began)
-        for number, chunk in enumerate(_chunks(trained)):
+        for number, chunk in enumerate(chunks(trained)):
             pairs = list(zip(chunk, starts, strict=False))
             flat = torch.cat([(now - start).reshape(-1).float() for now, start in pairs])
             mean = narrow.sum((fragment, number), flat.mul_(weight) if weight else flat.zero_())
@@ -337,137 +333,3 @@ class _Underway:
     total: torch.Tensor
     sums: list[tuple[list[torch.Tensor], torch.Tensor]]
     works: list[dist.Work]
-
-
-def _trained(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.Tensor]:
-    """The parameters of the optimizers, in their order."""
-    return [each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]]
-
-
-@torch.no_grad()
-def _step_outer(
-    outer: Outer,
-    optimizer: torch.optim.Optimizer,
-    stepped: Mapping[int, torch.Tensor],
-    began: dict[torch.Tensor, torch.Tensor],
-) -> None:
-    """Step from where the period began, along the difference to the average, which the parameters hold now.
-
-    DiLoCo, arXiv 2311.08105, Algorithm 1, with the momentum of `torch.optim.SGD`. The momentum is kept in the state of
-    the first inner optimizer, so that it is saved and loaded with it; it is the same on all workers.
-    """
-    states: dict[Any, Any] = optimizer.state
-    kept = states.setdefault(_OUTER, {})
-    for number, parameter in stepped.items():
-        start = began.pop(parameter, parameter)
-        step = change = start - parameter
-        if outer.momentum:
-            momentum = kept.get(str(number), torch.zeros_like(change)).to(change.device)
-            kept[str(number)] = momentum
-            step = momentum_step(change, momentum, outer.momentum, nesterov=outer.nesterov)
-        parameter.copy_(start.sub(step, alpha=outer.rate))
-
-
-@torch.no_grad()
-def _begin_anew(parameters: Iterable[torch.Tensor], began: dict[torch.Tensor, torch.Tensor]) -> None:
-    """Set the parameters to where their period began, if that is known."""
-    for parameter in parameters:
-        parameter.copy_(began.pop(parameter, parameter))
-
-
-def _averaged_tensors(
-    models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]
-) -> dict[str, torch.Tensor]:
-    """The tensors to average: parameters, buffers and optimizer state, by name, in the same order on every worker.
-
-    Integers are left out, and so are the optimizers' counts of steps (`_step_counts`).
-    """
-    tensors: dict[str, torch.Tensor] = {}
-    for index, model in enumerate(models):
-        weights = ((name, weight.detach()) for name, weight in model.named_parameters() if weight.requires_grad)
-        tensors.update({f"{index} {name}": tensor for name, tensor in (*weights, *model.named_buffers())})
-    for number, state in enumerate(_states(optimizers)):
-        keys = [key for key in sorted(state) if key != "step" and torch.is_tensor(state[key])]
-        tensors.update({f"state {number} {key}": state[key] for key in keys})
-    return {
-        name: torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        for name, tensor in tensors.items()
-        if tensor.is_floating_point() or tensor.is_complex()
-    }
-
-
-def _states(optimizers: Sequence[torch.optim.Optimizer]) -> list[dict[str, Any]]:
-    """The state of each parameter of each optimizer."""
-    return [optimizer.state.get(parameter, {}) for optimizer in optimizers for parameter in _trained([optimizer])]
-
-
-def _step_counts(optimizers: Sequence[torch.optim.Optimizer]) -> torch.Tensor:
-    """The number of steps of each parameter, for optimizers that count them (such as Adam): float64, on the CPU."""
-    counts = [torch.as_tensor(state["step"]) for state in _states(optimizers) if "step" in state]
-    if not counts:
-        return torch.zeros(0, dtype=torch.float64)
-    return torch.stack([count.to(counts[0].device) for count in counts]).to("cpu", torch.float64)
-
-
-def _agree_on_step_counts(
-    optimizers: Sequence[torch.optim.Optimizer], counts: torch.Tensor, *, counted: bool, group: dist.ProcessGroup
-) -> None:
-    """Set each parameter's count of steps to the largest one among the workers that are `counted`.
-
-    A worker that had no samples, or skipped a step, is behind, but its averaged moments are as old as the others', and
-    Adam corrects them by this count. The largest equals the count of a single process, and counts never decrease.
-
-    Raises:
-        RuntimeError: The collective failed.
-    """
-    agreed = counts.clone() if counted else torch.zeros_like(counts)
-    dist.all_reduce(agreed, dist.ReduceOp.MAX, group=group)
-    states = [state for state in _states(optimizers) if "step" in state]
-    for state, count in zip(states, agreed.tolist(), strict=True):
-        if torch.is_tensor(state["step"]):
-            state["step"].fill_(count)
-        else:
-            state["step"] = type(state["step"])(count)
-
-
-def _average(tensors: Sequence[torch.Tensor], weight: float, group: dist.ProcessGroup) -> None:
-    """Replace each tensor, in place, by the sum over all workers of weight times tensor.
-
-    The weights of all workers sum to 1. A worker of weight 0 does not count, even if it holds a NaN.
-
-    Raises:
-        RuntimeError: A collective failed.
-    """
-    for chunk in _chunks(tensors):
-        flat = _weighed(chunk, weight)
-        dist.all_reduce(flat, group=group)
-        _split(flat, chunk)
-
-
-def _weighed(tensors: Sequence[torch.Tensor], weight: float) -> torch.Tensor:
-    """Weight times these tensors, as one vector; zeros for a weight of 0, even if they hold a NaN."""
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    if flat.element_size() < _MIN_BYTES:
-        flat = flat.float()  # A weight times a 16-bit number would lose bits in every average.
-    return flat.mul_(weight) if weight else flat.zero_()
-
-
-def _split(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
-    """Copy the parts of a vector into these tensors."""
-    for tensor, part in zip(tensors, torch.split(flat, [each.numel() for each in tensors]), strict=True):
-        tensor.copy_(part.view_as(tensor))
-
-
-def _chunks(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Groups of neighbours of the same kind: small tensors share a message, without a copy of everything at once."""
-    chunk: list[torch.Tensor] = []
-    held = 0
-    for tensor in tensors:
-        unlike = chunk and (tensor.dtype, tensor.device) != (chunk[0].dtype, chunk[0].device)
-        if unlike or (chunk and held + tensor.nbytes > _CHUNK_BYTES):
-            yield chunk
-            chunk, held = [], 0
-        chunk.append(tensor)
-        held += tensor.nbytes
-    if chunk:
-        yield chunk

@@ -122,7 +122,6 @@ class Balancer(Loop):
         self._nonfinite = NonfiniteGuard(agreed.scheme.nonfinite, self._tracker) if guards else None
         self._planned: Shares | None = None
         self._due = False
-        self._began_at = 0.0
 
     @property
     def planned(self) -> Share | None:
@@ -211,7 +210,7 @@ class Balancer(Loop):
         if self._period is None:
             tracker.compute_ends()
         else:
-            tracker.batch_ends(self._began_at)
+            tracker.batch_ends()
             self._since_average += now.share.sizes
             if not due_fragments(now.share, self._period):
                 return
@@ -263,11 +262,7 @@ class Balancer(Loop):
     def _begin(self, part: Part) -> None:
         if self._due:
             self._tracker.take_back()  # The script only looked at it, and left its loop.
-        now, hold = self._tracker.iteration, self._tracker.hold
-        goes_on = now is not None and now.paused is None
-        self._began_at = self._stopwatch.read() if goes_on else 0.0
-        if hold is not None:
-            hold.begin_iteration()
+        self._tracker.batch_begins()
         super()._begin(part)
         self._stopwatch.drop()
         self._due, self._units = True, None

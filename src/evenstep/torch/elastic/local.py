@@ -1,0 +1,190 @@
+"""The engine of a replica that takes local steps: the members average their models, in periods that may not count."""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from evenstep.core.activity import Doing
+from evenstep.core.errors import ConfigError
+from evenstep.core.fragments import due_fragments
+from evenstep.schemes import Scheme
+from evenstep.tensors.messages import all_finite
+from evenstep.torch.elastic.engine import NO_BACKWARD, ElasticEngine
+from evenstep.torch.elastic.quorum import BrokenQuorumError
+from evenstep.torch.engines.averages import (
+    average,
+    averaged_tensors,
+    begin_anew,
+    kinds_of,
+    parameters_of,
+    require_same_kinds,
+    set_step_counts,
+    step_counts,
+    step_outer,
+)
+from evenstep.torch.engines.engine import UNSETTLED
+from evenstep.worker.hand_outs import HandedOut, Origin
+from evenstep.worker.nonfinite import NonfiniteGuard
+
+
+@final
+class LocalReplica(ElasticEngine):
+    """Steps alone for a period, in which the members stay the same; then they average their models, and it may count.
+
+    If it does not, everything goes back to the last meeting, and those that are left take the same samples again.
+
+    Args:
+        common: The arguments of `ElasticEngine`.
+        parts: Returns what has a state that goes back, besides the models.
+    """
+
+    def __init__(
+        self,
+        *common: Any,
+        scheme: Scheme,
+        models: Sequence[torch.nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        parts: Callable[[], Sequence[Any]],
+    ) -> None:
+        super().__init__(*common, iterations=scheme.period_in_iterations)
+        self._period, self._outer = scheme.period_in_iterations, scheme.outer
+        self._guard = None if scheme.nonfinite == "spread" else NonfiniteGuard(scheme.nonfinite, self.tracker)
+        self._models, self._optimizers, self._parts = models, optimizers, parts
+        self._began: _State | None = None
+        """The state at the last meeting, from the first batch after it on."""
+        self._ended = True
+        """Whether the batch that was handed out last has ended."""
+        self._last: HandedOut | None = None
+        """The last batch of the period that has ended."""
+        self._units, self._weighed = 0.0, False
+
+    @property
+    def underway(self) -> bool:
+        return self._began is not None
+
+    def begin_loop(self, loader: Origin) -> None:
+        """Begin a loop; one that was left within a period has ended this."""
+        super().begin_loop(loader)
+        self.settle()
+
+    def begin(self, batch: HandedOut) -> None:
+        self._began = self._began or _State(self._models, self._parts())
+        self._ended, self.uncounted = False, 0
+        self.tracker.batch_begins()
+        self.tracker.begin(batch.share, batch.piece, batch.epoch, batch.origin.number)
+
+    def weigh(self, batch: HandedOut) -> None:
+        self._weighed = True
+
+    def steps(self, optimizer: torch.optim.Optimizer) -> bool:
+        self.check_batch(optimizer)
+        self.tracker.mark(Doing.STEPPED)
+        batch = self.hand_outs.in_hand
+        if batch is not None:
+            batch.closed = True
+            if not (self._ended or batch.piece.samples):  # A copy of another member's sample.
+                for model in self._models:
+                    model.zero_grad()
+        self.stepped = True
+        return True
+
+    def _end_batch(self) -> None:
+        batch = self.hand_outs.in_hand
+        if batch is None or self._ended or (batch.closed and not batch.passed):
+            return
+        if not batch.computed:
+            raise ConfigError(NO_BACKWARD)
+        self._last, self._ended = batch, True
+        self._units += batch.piece.samples if batch.units is None else batch.units
+        self.tracker.batch_ends()
+        if batch.piece.last and (self._quorum.broken or due_fragments(batch.piece, self._period)):
+            self._meet(batch)
+
+    @property
+    def unsettled(self) -> str | None:
+        return UNSETTLED if self.underway else None
+
+    def settle(self) -> None:
+        """End the period now. All members must call it together."""
+        batch = self.hand_outs.in_hand
+        if batch is not None and batch.computed:
+            self._end_batch()
+        if self._last is not None:
+            self._meet(self._last)
+
+    def _meet(self, last: HandedOut) -> None:
+        """End the period after this batch: average the models and step along the change, or go back."""
+        began, tracker = self._began, self.tracker
+        now = tracker.iteration
+        assert began is not None
+        assert now is not None
+        tracker.stopwatch.pause()
+        now.paused = tracker.clock()
+        with self.meeting(tracker.waiting()):
+            try:
+                averaged = self._average(began)
+            except BrokenQuorumError:
+                averaged = False
+            counts = self._commit(last)
+        if not counts:
+            began.restore()
+        elif averaged and self._outer is not None:
+            trained = dict(enumerate(parameters_of(self._optimizers)))
+            step_outer(self._outer, self._optimizers[0], trained, began.tensors)
+        now.synchronised_seconds = tracker.clock() - now.paused
+        self._began = self._last = None
+        self._units, self._weighed = 0.0, False
+
+    @torch.no_grad()
+    def _average(self, began: "_State") -> bool:
+        """Average the tensors of the members, if any of them may count; all report how they computed.
+
+        Raises:
+            BrokenQuorumError: A member was lost.
+            DisagreementError: The members computed different iterations, or stepped different parameters.
+            DivergedError: See `NonfiniteGuard.skip`.
+        """
+        now, averaged = self.tracker.iteration, self._optimizers if self._outer is None else ()
+        assert now is not None
+        named, counts = averaged_tensors(self._models, averaged), step_counts(averaged)
+        finite = self._guard is None or all_finite(named.values())
+        own = np.float64(self._units if finite else 0.0)
+        extra = kinds_of(named, {"counts": counts}), int(own.view(np.int64))  # Rows hold integers.
+        row = self._rows.row(now, weighed=self._weighed, extra=extra)
+        kinds, units = self._rows.check(self._quorum.rows(torch.tensor(row)).numpy()).T
+        require_same_kinds(kinds)
+        total = float(np.ascontiguousarray(units).view(np.float64).sum())
+        if self._guard is not None and not finite:
+            self._guard.skip(now, finite=bool(total))
+        if not total:
+            begin_anew(parameters_of(self._optimizers), began.tensors)
+            return False
+        average([*named.values()], float(own) / total, lambda flat: self._quorum.sum(flat)())
+        if len(counts):
+            set_step_counts(averaged, self._quorum.rows(counts if own else torch.zeros_like(counts)).amax(0))
+        return True
+
+
+@final
+class _State:
+    """The state of these models and other parts, as it is now.
+
+    Attributes:
+        tensors: A copy of each parameter and buffer of the models.
+    """
+
+    def __init__(self, models: Sequence[torch.nn.Module], parts: Sequence[Any]) -> None:
+        tensors = (each for model in models for each in (*model.parameters(), *model.buffers()))
+        self.tensors = {each: each.detach().clone() for each in tensors}
+        self._parts = [(each, deepcopy(each.state_dict())) for each in parts]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Set all to this state."""
+        for each, before in self.tensors.items():
+            each.copy_(before)
+        for part, state in self._parts:
+            part.load_state_dict(state)

@@ -1,0 +1,136 @@
+"""The engine of a replica that sums gradients over the members of the quorum, in steps that may not count."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import torch
+
+from evenstep.core.errors import ConfigError
+from evenstep.launch.c10d import GradBucket, completed
+from evenstep.schemes import Scheme
+from evenstep.torch.elastic.engine import NO_BACKWARD, ElasticEngine
+from evenstep.torch.elastic.quorum import BrokenQuorumError
+from evenstep.torch.engines.left_out import LeftOut
+from evenstep.torch.engines.weighting import SummedModel, weight_function
+from evenstep.worker.hand_outs import HandedOut
+
+
+@final
+class SummingReplica(ElasticEngine):
+    """Sums weighed gradients while backward computes; the quorum is asked before an optimizer steps.
+
+    Args:
+        common: The arguments of `ElasticEngine`.
+    """
+
+    def __init__(
+        self,
+        *common: Any,
+        scheme: Scheme,
+        models: Sequence[torch.nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+    ) -> None:
+        super().__init__(*common)
+        self._models = [SummedModel(each, self.workers) for each in models]
+        self._optimizers = optimizers
+        self._weight_of, _ = weight_function("samples", scheme, 1, 1)
+        self._left_out = None if scheme.nonfinite == "spread" else LeftOut(scheme.nonfinite, self.tracker, self._models)
+        self._works: list[Callable[[], None]] = []  # Sums under way.
+        self._units: tuple[float, torch.Tensor, Callable[[], None]] | None = None
+        self._table: torch.Tensor | None = None
+        """The rows of all members in this step, once they are under way."""
+        self._settled = True
+        """Whether the step of the batch that was handed out last is over."""
+
+    def begin(self, batch: HandedOut) -> None:
+        self.tracker.begin(batch.share, batch.piece, batch.epoch, batch.origin.number)
+        self._table, self._units, self._settled, self.uncounted = None, batch.units, False, 0
+        assert batch.weight is not None
+        for model in self._models:
+            model.set(batch.weight)
+
+    def units_of_all(self, units: float) -> tuple[float, torch.Tensor, Callable[[], None]]:
+        table = self._quorum.table(torch.tensor(units, dtype=torch.float64))
+        return units, table, self._quorum.sum(table)
+
+    def weigh(self, batch: HandedOut) -> None:
+        self._units = batch.units
+
+    # The model's side.
+
+    def reduction_begins(self, model: int, *, synchronises: bool) -> None:
+        super().reduction_begins(model, synchronises=synchronises)
+        self._models[model].forget_looks()
+
+    def _backward_begins(self, model: int, batch: HandedOut, gradient: torch.Tensor | None) -> None:
+        super()._backward_begins(model, batch, gradient)
+        if self._left_out is not None and gradient is not None and gradient.dtype is not torch.float16:
+            self._left_out.look_at(model, gradient.sum())
+
+    def communicate(self, model: int, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Weigh a bucket of gradients and begin its sum; the last one waits for all, as DDP reads none before."""
+        if self._settled:
+            raise ConfigError(
+                "a backward ran outside the loop over the session's loader: compute gradients of its batches alone"
+            )
+        if self._quorum.pending:
+            with self.meeting():
+                self._quorum.arrive()
+        buffer, weighed = bucket.buffer(), self._units is not None
+        if self._units is not None:
+            (units, table, wait), self._units = self._units, None
+            with self.meeting():
+                wait()
+            for each in self._models:
+                each.set(units / (float(table.sum()) or 1.0))
+        self._models[model].apply(bucket, buffer)
+        self._works.append(self._quorum.sum(buffer))
+        if bucket.is_last():
+            self._exchange(weighed=weighed)
+        return completed(buffer)
+
+    def _exchange(self, *, weighed: bool) -> None:
+        tracker = self.tracker
+        tracker.compute_ends()
+        now = tracker.iteration
+        assert now is not None
+        rates = [float(group["lr"]) for each in self._optimizers for group in each.param_groups if "lr" in group]
+        self._table = self._quorum.table(torch.tensor(self._rows.row(now, weighed=weighed, rates=rates)))
+        with tracker.waiting():
+            for wait in (*self._works, self._quorum.sum(self._table)):
+                wait()
+        self._works.clear()
+        assert now.paused is not None
+        now.synchronised_seconds = tracker.clock() - now.paused
+
+    # The optimizer's side.
+
+    def steps(self, optimizer: torch.optim.Optimizer) -> bool:
+        self._end_batch()
+        return self.counted
+
+    def _end_batch(self) -> None:
+        """End the step, once.
+
+        Raises:
+            ConfigError: No backward has run over the batch.
+            DisagreementError: The members computed different iterations, or at different learning rates.
+            DivergedError: See `LeftOut.before_step`.
+        """
+        if self._settled:
+            return
+        if self._table is None and not self._quorum.broken:
+            raise ConfigError(NO_BACKWARD)
+        batch, tracker = self.hand_outs.in_hand, self.tracker
+        assert batch is not None
+        try:
+            if self._table is not None and not self._quorum.broken:
+                self._rows.check(self._table.numpy())
+        except BrokenQuorumError:
+            pass
+        batch.closed = self._settled = True
+        self.stepped = self._commit(batch)
+        if not self.counted:
+            tracker.take_back()
+        elif self._left_out is not None and self._left_out.due:
+            self._left_out.before_step()

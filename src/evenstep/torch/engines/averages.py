@@ -1,0 +1,164 @@
+"""The tensors of a local engine, which workers average between periods, and the step of an outer optimizer."""
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from evenstep.core.errors import DisagreementError
+from evenstep.core.values import IntArray
+from evenstep.core.workers import minority, name_workers
+from evenstep.schemes import Outer
+from evenstep.tensors.outer import momentum_step
+
+_CHUNK_BYTES: Final = 32 * 2**20
+_MIN_BYTES: Final = 4
+_OUTER: Final = "outer_momentum"
+
+
+def parameters_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.Tensor]:
+    """The parameters of the optimizers, in their order."""
+    return [each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]]
+
+
+@torch.no_grad()
+def step_outer(
+    outer: Outer,
+    optimizer: torch.optim.Optimizer,
+    stepped: Mapping[int, torch.Tensor],
+    began: dict[torch.Tensor, torch.Tensor],
+) -> None:
+    """Step from where the period began, along the difference to the average, which the parameters hold now.
+
+    DiLoCo, arXiv 2311.08105, Algorithm 1, with the momentum of `torch.optim.SGD`. The momentum is kept in the state of
+    the first inner optimizer, so that it is saved and loaded with it; it is the same on all workers.
+    """
+    states: dict[Any, Any] = optimizer.state
+    kept = states.setdefault(_OUTER, {})
+    for number, parameter in stepped.items():
+        start = began.pop(parameter, parameter)
+        step = change = start - parameter
+        if outer.momentum:
+            momentum = kept.get(str(number), torch.zeros_like(change)).to(change.device)
+            kept[str(number)] = momentum
+            step = momentum_step(change, momentum, outer.momentum, nesterov=outer.nesterov)
+        parameter.copy_(start.sub(step, alpha=outer.rate))
+
+
+@torch.no_grad()
+def begin_anew(parameters: Iterable[torch.Tensor], began: dict[torch.Tensor, torch.Tensor]) -> None:
+    """Set the parameters to where their period began, if that is known."""
+    for parameter in parameters:
+        parameter.copy_(began.pop(parameter, parameter))
+
+
+def averaged_tensors(
+    models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+) -> dict[str, torch.Tensor]:
+    """The tensors to average: parameters, buffers and optimizer state, by name, in the same order on every worker.
+
+    Integers are left out, and so are the optimizers' counts of steps (`step_counts`).
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for index, model in enumerate(models):
+        weights = ((name, weight.detach()) for name, weight in model.named_parameters() if weight.requires_grad)
+        tensors.update({f"{index} {name}": tensor for name, tensor in (*weights, *model.named_buffers())})
+    for number, state in enumerate(_states(optimizers)):
+        keys = [key for key in sorted(state) if key != "step" and torch.is_tensor(state[key])]
+        tensors.update({f"state {number} {key}": state[key] for key in keys})
+    return {
+        name: torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point() or tensor.is_complex()
+    }
+
+
+def _states(optimizers: Sequence[torch.optim.Optimizer]) -> list[dict[str, Any]]:
+    """The state of each parameter of each optimizer."""
+    return [optimizer.state.get(parameter, {}) for optimizer in optimizers for parameter in parameters_of([optimizer])]
+
+
+def step_counts(optimizers: Sequence[torch.optim.Optimizer]) -> torch.Tensor:
+    """The number of steps of each parameter, for optimizers that count them (such as Adam): float64, on the CPU."""
+    counts = [torch.as_tensor(state["step"]) for state in _states(optimizers) if "step" in state]
+    if not counts:
+        return torch.zeros(0, dtype=torch.float64)
+    return torch.stack([count.to(counts[0].device) for count in counts]).to("cpu", torch.float64)
+
+
+def set_step_counts(optimizers: Sequence[torch.optim.Optimizer], largest: torch.Tensor) -> None:
+    """Set each parameter's count of steps to this, the largest one among the workers that count.
+
+    A worker that had no samples, or skipped a step, is behind, but its averaged moments are as old as the others', and
+    Adam corrects them by this count. The largest equals the count of a single process, and counts never decrease.
+    """
+    states = [state for state in _states(optimizers) if "step" in state]
+    for state, count in zip(states, largest.tolist(), strict=True):
+        if torch.is_tensor(state["step"]):
+            state["step"].fill_(count)
+        else:
+            state["step"] = type(state["step"])(count)
+
+
+def kinds_of(*parts: Mapping[str, torch.Tensor]) -> int:
+    """A fingerprint of the names, shapes and types of these tensors."""
+    kinds = [(name, tuple(each.shape), each.dtype) for part in parts for name, each in part.items()]
+    return zlib.crc32(repr(kinds).encode())
+
+
+def require_same_kinds(fingerprints: IntArray) -> None:
+    """Check that all workers, by rank, have the same tensors to average.
+
+    Raises:
+        DisagreementError: They have not.
+    """
+    if odd := minority([str(each) for each in fingerprints.tolist()]):
+        raise DisagreementError(
+            f"{name_workers(odd)} had other weights or optimizer state to average than the others: every worker must"
+            " step the same parameters before the first average"
+        )
+
+
+def average(tensors: Sequence[torch.Tensor], weight: float, add_up: Callable[[torch.Tensor], object]) -> None:
+    """Replace each tensor, in place, by the sum over all workers of weight times tensor.
+
+    The weights of all workers sum to 1. A worker of weight 0 does not count, even if it holds a NaN. `add_up` replaces
+    a tensor by its sum over all workers.
+
+    Raises:
+        RuntimeError: A collective failed.
+    """
+    for chunk in chunks(tensors):
+        flat = flat_of(chunk, weight)
+        add_up(flat)
+        split(flat, chunk)
+
+
+def flat_of(tensors: Sequence[torch.Tensor], weight: float) -> torch.Tensor:
+    """Weight times these tensors, as one vector; zeros for a weight of 0, even if they hold a NaN."""
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    if flat.element_size() < _MIN_BYTES:
+        flat = flat.float()  # A weight times a 16-bit number would lose bits in every average.
+    return flat.mul_(weight) if weight else flat.zero_()
+
+
+def split(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    """Copy the parts of a vector into these tensors."""
+    for tensor, part in zip(tensors, torch.split(flat, [each.numel() for each in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))
+
+
+def chunks(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Groups of neighbours of the same kind: small tensors share a message, without a copy of everything at once."""
+    chunk: list[torch.Tensor] = []
+    held = 0
+    for tensor in tensors:
+        unlike = chunk and (tensor.dtype, tensor.device) != (chunk[0].dtype, chunk[0].device)
+        if unlike or (chunk and held + tensor.nbytes > _CHUNK_BYTES):
+            yield chunk
+            chunk, held = [], 0
+        chunk.append(tensor)
+        held += tensor.nbytes
+    if chunk:
+        yield chunk
