@@ -2,8 +2,8 @@
 
 Two network namespaces are the hosts, with a cable of 20 Mbit/s between them (token bucket filters) and two workers on
 each, which are 1, 1, 2 and 4 times as slow as the first. All train the same small transformer on the same number of
-samples, with the same inner optimizer, at rates that were tuned. The cable is as slow for this model as one of 440 Mbit/s is for ten million
-parameters. `turns` has equal workers, of which one is 4 times as slow in every other 10 s.
+samples, with the same inner optimizer, at tuned rates. The cable is as slow for this model as one of 440 Mbit/s is for
+ten million parameters. `turns` has equal workers, of which one is 4 times as slow in every other 10 s.
 """
 
 import itertools
@@ -61,7 +61,8 @@ def main():
         "Local steps on unequal workers over a slow cable",
         options,
         config={
-            "seeds": seeds, "steps": steps, "period": PERIOD, "batch": BATCH, "rate": RATE, "outer_momentum": MOMENTUM, "megabits": MEGABITS,
+            "seeds": seeds, "steps": steps, "period": PERIOD, "batch": BATCH, "rate": RATE,
+            "outer_momentum": MOMENTUM, "megabits": MEGABITS,
             "seconds_per_sample": PER_SAMPLE, "cases": CASES,
         },
         figures=list(_figures(raw)),
@@ -84,7 +85,18 @@ def _run(contestant, slowness, steps, seed):
             "--samples",
             str(steps * WORKERS * BATCH),
         ]
-        words += ["--batch", str(BATCH), "--period", str(PERIOD), "--rate", str(RATE), "--outer-momentum", str(MOMENTUM), "--seconds", str(PER_SAMPLE)]
+        words += [
+            "--batch",
+            str(BATCH),
+            "--period",
+            str(PERIOD),
+            "--rate",
+            str(RATE),
+            "--outer-momentum",
+            str(MOMENTUM),
+            "--seconds",
+            str(PER_SAMPLE),
+        ]
         words += ["--slowness", slowness]
         run_workers(hosts, WORKERS, words, 1200)
         return json.loads((Path(folder) / "0.json").read_text())

@@ -120,7 +120,9 @@ def test_a_worker_killed_in_a_period_holds_nobody_and_no_sample_is_lost(tmp_path
 
 
 def test_a_run_goes_on_from_a_snapshot_with_the_momentum_of_the_servers(tmp_path):
-    run = Run(scheme="asp:period=2,outer=delayed,outer_lr=0.7,outer_momentum=0.8", optimizer="sgd", samples=60, epochs=3)
+    run = Run(
+        scheme="asp:period=2,outer=delayed,outer_lr=0.7,outer_momentum=0.8", optimizer="sgd", samples=60, epochs=3
+    )
     whole = trained(run, tmp_path, 1)
     snapshots = sorted((tmp_path / "snapshots").iterdir())
     shutil.rmtree(snapshots[-1])
