@@ -19,6 +19,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # For the scripts that tests start: in this process pytest sees to it.
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
+# As under torchrun. Threads that spin while another test has their core take minutes for what takes seconds.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
 
 settings.register_profile("ci", derandomize=True, deadline=None)
