@@ -80,7 +80,7 @@ second. The others **finish**, and so does the victim if it is started again, go
 that each of them lost at most the step in flight, that no sample counted twice, that the last weights are those of one
 process to 1e-10, and that the terminal names who was lost and why. The seconds are from the fault to the next step that
 counted: a replica that is stopped in a step is ended after `--heartbeat`, and two that hang are once the third has
-waited for six times `--timeout`. The machine ran two cells, and other tests, at a time.
+waited for six times `--timeout`. The machine ran other tests meanwhile.
 
 - **first iteration**, **mid-epoch**: in the script, between a batch and its backward
 - **commit**: the victim has found out that the step counts, and has not stepped yet
