@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from evenstep.advice.advise import PLAIN, Advice, advise
+from evenstep.advice.advise import PLAIN, WORTH, advise
 from evenstep.advice.machines import Machines
 from evenstep.core.errors import ConfigError
 from evenstep.report.account.account import Part
@@ -12,14 +12,17 @@ from evenstep.report.account.verdict import Verdict
 BALANCED: Final = "lb-bsp"
 
 
-def balancing(scheme: str, verdict: Verdict, machines: Callable[[], Machines]) -> Advice | None:
-    """What `lb-bsp` would gain over a run under `bsp`, as `evenstep plan` says it.
+def balancing(scheme: str, verdict: Verdict, machines: Callable[[], Machines], then: str) -> str:
+    """What `lb-bsp` would gain over a run under `bsp`, as `evenstep plan` predicts it, and if it gains what to do then.
 
-    None for other schemes, for a run that is too short, and where sizes cannot help: another cause than compute.
+    Empty for other schemes, for a run that is too short, and where sizes cannot help: another cause than compute.
     """
     if scheme != PLAIN or not verdict.decided or verdict.cause not in (None, Part.COMPUTE):
-        return None
+        return ""
     try:
-        return advise(machines(), schemes=(BALANCED,))
+        advice = advise(machines(), schemes=(BALANCED,))
     except ConfigError:  # One worker, or too few iterations.
-        return None
+        return ""
+    if advice.pick.scheme == PLAIN:
+        return f"{BALANCED} would gain less than {WORTH:.0%}."
+    return f"{advice.text} Next: {then}."

@@ -88,11 +88,9 @@ def _overviews(folders: Sequence[Path], console: Console) -> list[RunOverview]:
         with console.status(f"reading {escape(printable(folder.name))}"), naming(str(folder)):
             run = read_run(folder)
         overview = overview_of(printable(name) or run.scheme, run)
-        advice = balancing(run.scheme, overview.summary.verdict, partial(measured_machines, run))
-        if advice is not None:
-            more = f" Next: evenstep plan {printable(str(folder))} (compares all schemes)."
-            overview = replace(overview, next=advice.text + (more if advice.pick.scheme != run.scheme else ""))
-        overviews.append(overview)
+        then = f"evenstep plan {printable(str(folder))} (compares all schemes)"
+        gain = balancing(run.scheme, overview.summary.verdict, partial(measured_machines, run), then)
+        overviews.append(replace(overview, next=gain))
     if len({each.name for each in overviews}) < len(overviews):
         raise ConfigError("a run directory was named twice: name each once")
     return overviews

@@ -102,15 +102,15 @@ def _summary(agreed: Agreed, launched: LaunchSettings) -> Summary | None:
         global_batch_size=agreed.problem.global_batch_size,
         scheme=agreed.scheme.name,
         say=say if marks is None else partial(leave_line, marks),
-        by_scheme=_by_scheme(launched),
+        then=_balanced(launched),
     )
 
 
-def _by_scheme(launched: LaunchSettings) -> str:
-    """How to give this run another scheme, by its name in place of the braces."""
+def _balanced(launched: LaunchSettings) -> str:
+    """How to start this run again with sizes by speed."""
     if launched.scheme is None:
-        return 'scheme="{}" in the script'
-    return f"the same command with {'--scheme {}' if VARIABLE in os.environ else 'EVENSTEP_SCHEME={}'}"
+        return 'scheme="lb-bsp" in the script'
+    return f"the same command with {'--scheme ' if VARIABLE in os.environ else 'EVENSTEP_SCHEME='}lb-bsp"
 
 
 def run_event(agreed: Agreed, rank: int, *, iterations: int, seed: int, torch: str = "") -> Run:

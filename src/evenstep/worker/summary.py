@@ -35,19 +35,17 @@ class Summary:
         global_batch_size: The samples of one iteration over all workers.
         scheme: The name of the scheme.
         say: Prints a line.
-        by_scheme: How to start the run under the scheme of this name, to be formatted with it.
+        then: How to start the same run under `lb-bsp`.
     """
 
     def __init__(
-        self, *, workers: int, global_batch_size: int, scheme: str, say: Callable[[str], None], by_scheme: str = "{}"
+        self, *, workers: int, global_batch_size: int, scheme: str, say: Callable[[str], None], then: str = ""
     ) -> None:
         self._account = Account(workers, global_batch_size, scheme)
         self._waiting: list[_Meeting] = []
         """Iterations that are not added up yet."""
         # A training script has no place where it would close what `prepare` opened.
-        self._finish = weakref.finalize(
-            self, _say_lines, self._account, self._waiting, scheme, say, by_scheme, os.getpid()
-        )
+        self._finish = weakref.finalize(self, _say_lines, self._account, self._waiting, scheme, say, then, os.getpid())
 
     def take(self, done: Iteration, reports: Reports, outside: IntArray) -> None:
         """Add an iteration in which all workers synchronised.
@@ -103,27 +101,23 @@ def _meetings(taken: list[_Meeting]) -> Meetings:
 
 
 def _say_lines(
-    account: Account, waiting: list[_Meeting], scheme: str, say: Callable[[str], None], by_scheme: str, process: int
+    account: Account, waiting: list[_Meeting], scheme: str, say: Callable[[str], None], then: str, process: int
 ) -> None:
     if os.getpid() == process:  # A fork, such as a data worker, inherits this, but its end is not the run's.
         _add_up(account, waiting)
-        for line in [*summary_lines(account, scheme), *next_steps(account, scheme, by_scheme), *bars(account, scheme)]:
+        for line in [*summary_lines(account, scheme), *next_steps(account, scheme, then), *bars(account, scheme)]:
             say(line)
 
 
-def next_steps(account: Account, scheme: str, by_scheme: str) -> list[str]:
-    """What sizes by speed would gain over a run with equal sizes, and how to get that; `by_scheme` as in `Summary`."""
+def next_steps(account: Account, scheme: str, then: str) -> list[str]:
+    """What sizes by speed would gain over a run with equal sizes, and how to get that; `then` as in `Summary`."""
     if scheme != "bsp" or not account.iterations:
         return []
     from evenstep.advice import accounted_machines, balancing  # At the end only: they import the simulator.
 
-    advice = balancing(
-        scheme, verdict_of(account, range(account.workers), scheme), partial(accounted_machines, account)
-    )
-    if advice is None:
-        return []
-    name = advice.pick.scheme
-    return [advice.text if name == scheme else f"{advice.text} Next: {by_scheme.format(name)}."]
+    verdict = verdict_of(account, range(account.workers), scheme)
+    gain = balancing(scheme, verdict, partial(accounted_machines, account), then)
+    return [gain] if gain else []
 
 
 def bars(account: Account, scheme: str) -> list[str]:
