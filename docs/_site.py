@@ -18,7 +18,12 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
-PAGES = {"README.md": "index.md", "docs/tutorials/paper-figure.ipynb": "tutorials/paper-figure.md"}
+PAGES = {
+    "README.md": "index.md",
+    "benchmarks/README.md": "benchmarks/overview.md",  # The site makes a README the page of the whole section.
+    "docs/tutorials/paper-figure.ipynb": "tutorials/paper-figure.md",
+    "examples/README.md": "examples/overview.md",
+}
 """Pages with another place in the site than in the repository."""
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
 CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
