@@ -119,10 +119,10 @@ def _notebook(path):
     for cell in json.loads((ROOT / path).read_text())["cells"]:
         text = "".join(cell["source"])
         parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
-        for each in cell.get("outputs", ()):
-            parts.append(
-                f"```text\n{''.join(each['text'])}```" if "text" in each else "".join(each["data"]["image/svg+xml"])
-            )
+        parts += [
+            f"```text\n{''.join(each['text'])}```" if "text" in each else "".join(each["data"]["image/svg+xml"])
+            for each in cell.get("outputs", ())
+        ]
     parts.insert(1, f'<a href="../{Path(path).name}" download>This page as a notebook</a>')
     return "\n\n".join(parts)
 
