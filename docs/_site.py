@@ -5,6 +5,7 @@ into the site, a link to a folder becomes a page that lists it, and `nav` in mkd
 public module.
 """
 
+import json
 import re
 import tomllib
 from html import unescape
@@ -17,8 +18,13 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
-PAGES = {"README.md": "index.md"}
-"""Pages outside docs/ with another place in the site than in the repository."""
+PAGES = {
+    "README.md": "index.md",
+    "benchmarks/README.md": "benchmarks/overview.md",  # The site makes a README the page of the whole section.
+    "docs/tutorials/paper-figure.ipynb": "tutorials/paper-figure.md",
+    "examples/README.md": "examples/overview.md",
+}
+"""Pages with another place in the site than in the repository."""
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
 CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
@@ -45,13 +51,16 @@ def on_files(files, config):
     ]
     waiting += [
         (path, None)
-        for path in ("README.md", *_names(config.nav))
+        for path in (*PAGES, *_names(config.nav))
         if (ROOT / path).is_file() and files.get_file_from_path(path) is None
     ]
     seen = {path for path, _ in waiting}
     while waiting:
         path, text = waiting.pop()
-        if text is None:
+        if path.endswith(".ipynb"):
+            text = _notebook(path)
+            files.append(File.generated(config, _place(path), content=text))
+        elif text is None:
             text = _listing(path) if (ROOT / path).is_dir() else (ROOT / path).read_text()
             files.append(File.generated(config, _place(path), content=text))
         if _place(path).endswith(".md"):
@@ -102,6 +111,20 @@ def _place(path):
         return PAGES[path]
     place = path.removeprefix("docs/")
     return f"{place}/index.md" if (ROOT / path).is_dir() else place
+
+
+def _notebook(path):
+    """A page with the cells of a notebook, what they show, and a link to the notebook itself."""
+    parts = []
+    for cell in json.loads((ROOT / path).read_text())["cells"]:
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        parts += [
+            f"```text\n{''.join(each['text'])}```" if "text" in each else "".join(each["data"]["image/svg+xml"])
+            for each in cell.get("outputs", ())
+        ]
+    parts.insert(1, f'<a href="../{Path(path).name}" download>This page as a notebook</a>')
+    return "\n\n".join(parts)
 
 
 def _listing(folder):

@@ -32,9 +32,7 @@ class Certificate:
             from cryptography.hazmat.primitives import hashes, serialization
             from cryptography.hazmat.primitives.asymmetric import ec
         except ImportError as error:
-            raise ConfigError(
-                "connections between hosts are encrypted, which needs another package: pip install cryptography"
-            ) from error
+            raise ConfigError("connections between hosts are encrypted: pip install cryptography") from error
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "evenstep")])
         now = datetime.now(UTC)
