@@ -85,8 +85,7 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         workers: The workers, by rank.
         global_batch_size: The script's global batch size, in samples, or a size that fits if it does not.
-        largest_global_batch: The largest global batch whose parts, in proportion to speed, all workers hold; at most
-            the data set.
+        largest_global_batch: The largest, but no more than the data set, whose parts by speed all workers hold.
         by_cost: Whether samples differ in cost; sizes then count average samples.
         iteration_seconds: Median seconds of an iteration with the script's global batch.
         gradient_bytes: The bytes that each worker sends for a sum.
