@@ -2,7 +2,7 @@
 
 import subprocess
 
-from evenstep.worker.source import commit_of
+from evenstep.worker.source import command, commit_of
 
 
 def git(folder, *words):
@@ -27,3 +27,9 @@ def test_the_commit_is_the_one_that_git_names(tmp_path):
     git(repository, "checkout", "-q", "--detach")
     assert commit_of(inside) == head
     assert commit_of(tmp_path) == ""
+
+
+def test_the_command_is_told_without_what_is_secret(monkeypatch):
+    typed = ["runs/train.py", "--hf-token", "abc", "--api_key=d e", "--max-tokens", "9", "--use-key", "--name", "a b"]
+    monkeypatch.setattr("sys.argv", typed)
+    assert command() == "train.py --hf-token *** '--api_key=***' --max-tokens 9 --use-key --name 'a b'"

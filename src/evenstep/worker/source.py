@@ -1,14 +1,26 @@
 """What a run executed, for its record: the command, and the commit that its repository had checked out."""
 
+import re
 import shlex
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
+
+_SECRET: Final = re.compile(r"--?[\w-]*(key|token|secret|password)(=|$)", re.IGNORECASE)
+"""An option whose value nobody should read in a report, alone or with the value."""
 
 
 def command() -> str:
-    """The script and its arguments, as typed in a shell."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    """The script and its arguments, as typed in a shell, with `***` for keys, tokens, secrets and passwords."""
+    words, hidden = [Path(sys.argv[0]).name], False
+    for word in sys.argv[1:]:
+        option = _SECRET.match(word)
+        if option is not None:
+            word = option[0] + "***" * option[0].endswith("=")
+        words.append("***" if hidden and not word.startswith("-") else word)
+        hidden = option is not None and not option[2]
+    return shlex.join(words).replace("'***'", "***")
 
 
 def commit_of(folder: Path) -> str:
