@@ -87,7 +87,7 @@ def test_a_collector_that_does_not_take_the_metrics_is_an_error(run_dir, capsys)
 def test_a_collector_without_its_package_is_named_with_its_extra(run_dir, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics", None)
     assert main(["export", str(run_dir), "--opentelemetry", "x"]) == 2
-    assert "pip install 'evenstep[opentelemetry]'" in capsys.readouterr().err
+    assert "pip install opentelemetry-exporter-otlp-proto-http" in capsys.readouterr().err
 
 
 def test_the_points_of_a_run_are_the_curves_of_its_workers(run_dir):

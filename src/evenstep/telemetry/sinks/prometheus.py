@@ -22,7 +22,7 @@ class Prometheus:
         try:
             from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
         except ModuleNotFoundError as error:
-            raise ConfigError("--prometheus needs prometheus-client: pip install 'evenstep[prometheus]'") from error
+            raise ConfigError("--prometheus needs prometheus-client: pip install prometheus-client") from error
         self._registry, self._gauge = CollectorRegistry(), Gauge
         self._gauges: dict[str, Any] = {}
         self._iterations = Counter("evenstep_iterations", "Iterations done", ["worker"], registry=self._registry)

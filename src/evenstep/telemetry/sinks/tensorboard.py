@@ -22,7 +22,7 @@ class TensorBoard:
             from tensorboard.compat.proto.summary_pb2 import Summary
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ModuleNotFoundError as error:
-            raise ConfigError("--tensorboard needs tensorboard: pip install 'evenstep[tensorboard]'") from error
+            raise ConfigError("--tensorboard needs tensorboard: pip install tensorboard") from error
         self._event, self._summary, self._open = Entry, Summary, EventFileWriter
         self._log_dir = log_dir
         self._writers: dict[int, Any] = {}
