@@ -24,7 +24,7 @@ class OpenTelemetry:
             from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
             from opentelemetry.sdk.resources import Resource
         except ModuleNotFoundError as error:
-            raise ConfigError("--opentelemetry needs its exporter: pip install opentelemetry-exporter-otlp-proto-http") from error
+            raise ConfigError("--opentelemetry needs: pip install opentelemetry-exporter-otlp-proto-http") from error
         self._endpoint, self._taken = endpoint, True
         exporter = OTLPMetricExporter(endpoint=f"{endpoint.rstrip('/')}/v1/metrics")
         export = exporter.export  # The provider only logs what it answers.
