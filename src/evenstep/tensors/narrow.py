@@ -58,7 +58,8 @@ class NarrowMessages:
             values += left
         packed = pack(values, self._wire)
         self.write(packed, message)
-        return packed, values.sub_(unpack(packed, self._wire))
+        # Not `packed`: what rounding to the parameters' own type leaves out counts too.
+        return packed, values.sub_(self._vector(flat_views(self._layout, message)))
 
     def write(self, packed: torch.Tensor, message: torch.Tensor) -> None:
         """Write what was packed into a message."""
