@@ -51,14 +51,13 @@ class NarrowMessages:
     def round(self, message: torch.Tensor, left: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Round the numbers of a message in place, after adding what rounding has `left` out of the one before.
 
-        Returns the packed message, and what rounding leaves out of this one.
+        Returns the packed message, and what rounding leaves out of this one, also that to the parameters' own type.
         """
         values = self._vector(flat_views(self._layout, message))
         if left is not None:
             values += left
         packed = pack(values, self._wire)
         self.write(packed, message)
-        # Not `packed`: what rounding to the parameters' own type leaves out counts too.
         return packed, values.sub_(self._vector(flat_views(self._layout, message)))
 
     def write(self, packed: torch.Tensor, message: torch.Tensor) -> None:

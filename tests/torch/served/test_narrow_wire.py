@@ -15,8 +15,11 @@ from support.served import environment, run_served, server_events, serving
 from support.training import Run
 
 from evenstep.core.errors import ConfigError
+from evenstep.protocol.layout import ParameterSpec, ShardLayout
 from evenstep.schemes import parse_scheme
 from evenstep.schemes.scheme import Scheme, Served
+from evenstep.tensors.messages import flat_views
+from evenstep.tensors.narrow import NarrowMessages
 
 pytestmark = pytest.mark.multiprocess
 
@@ -115,6 +118,21 @@ def test_a_narrow_wire_carries_fewer_bytes(tmp_path, period):
         expected = message * (3 + part * (2 * exchanges - 1))
         assert sum(carried[wire]) == pytest.approx(expected, rel=0.02)
         assert tallied[wire] == pytest.approx(expected - message, rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+@pytest.mark.parametrize("wire", ["bf16", "int8"])
+def test_pushes_of_every_type_add_up_to_what_was_to_be_pushed(wire, dtype):
+    layout = ShardLayout.of([ParameterSpec(name="w", shape=(300,), dtype=dtype, group=0)])
+    narrow, rest, arrived = NarrowMessages(layout, wire), None, torch.zeros(300, dtype=torch.float64)
+    pushed = torch.linspace(-1, 1, 300).to(getattr(torch, dtype))
+    message, received = torch.zeros(2, layout.nbytes, dtype=torch.uint8)
+    for _ in range(50):
+        flat_views(layout, message)[0].copy_(pushed)
+        packed, rest = narrow.round(message, rest)
+        narrow.write(packed, received)  # As servers do.
+        arrived += flat_views(layout, received)[0]
+    assert (arrived - 50 * pushed.double()).abs().max() < 0.01
 
 
 @pytest.mark.parametrize("scheme", ["asp:period=3,wire=int8", "asp:period=3,wire=bf16"])
