@@ -1,4 +1,4 @@
-"""Trains a perceptron on handwritten digits, each replica a pipeline of two stages; fast ones take more micro-batches."""
+"""Trains a perceptron on handwritten digits, each replica a pipeline of two stages."""
 
 import argparse
 import time
