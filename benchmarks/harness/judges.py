@@ -78,6 +78,7 @@ JUDGES = {
         "benchmarks/harness/local_steps_worker.py", "core/fragments.py", "tensors", "torch/engines/averages.py",
         "torch/engines/local.py", "torch/engines/served_local.py",
     ),
+    "meshes": (*SIZES, *WORKERS, "torch/engines/sharded.py", "worker/peers.py"),
     "momentum_rules": SIMULATED,
     "overhead": (
         *WORKERS, "torch/data/batches.py", "torch/data/fetch.py", "torch/engines/direct_sum.py",

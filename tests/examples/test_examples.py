@@ -24,6 +24,7 @@ SHORT = {
     "ddp_evenstep.py": ("--epochs", "1"),
     "fsdp.py": ("--epochs", "1", "--width", "32", "--blocks", "2"),
     "mesh.py": ("--epochs", "1", "--width", "32"),
+    "pipeline.py": ("--epochs", "2", "--width", "32", "--slow", "4"),
     "images.py": ("--epochs", "2", "--batch-size", "32", "--amp", "bfloat16"),
     "gpt.py": ("--steps", "10", "--batch-size", "2", "--context", "32"),
     "lengths.py": ("--epochs", "1", "--longest", "60", "--batch-size", "64", "--width", "16"),
@@ -97,6 +98,15 @@ def test_a_sharded_model():
 @pytest.mark.multiprocess
 def test_replicas_of_two_processes():
     assert run_example("mesh.py", 4).startswith("epoch 1: test accuracy ")
+
+
+@pytest.mark.multiprocess
+def test_pipelines_of_two_stages():
+    line = re.compile(r"epoch \d: loss ([\d.]+), batch sizes \[(\d+), (\d+)\]")
+    first, second = (line.fullmatch(each).groups() for each in run_example("pipeline.py", 4).splitlines())
+    assert float(second[0]) < float(first[0])
+    assert [sum(map(int, each[1:])) for each in (first, second)] == [256, 256]
+    assert not any(int(size) % 8 for size in second[1:])
 
 
 @pytest.mark.multiprocess

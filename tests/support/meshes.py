@@ -1,20 +1,25 @@
 """What the tests of workers of several processes run in their processes: models that are split over a device mesh."""
 
 import os
+import runpy
 import signal
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import evenstep
+from evenstep.schemes import Scheme
+from evenstep.testing.scripted import Scripted
 from support import training
 from support.sharded import Busy
 
@@ -98,6 +103,51 @@ def train_on_parts_alone(run, global_batch_size):
             both = torch.cat([part, run.samples - 1 - part])
             training.step(model, optimizer, inputs[both], targets[both])
     return training.weights(model)
+
+
+def train_pipelines(run, global_batch_size, micro_batch):
+    """Replicas of two stages each, which get their batches as in examples/pipeline.py. The weights of this stage."""
+    batches = runpy.run_path(str(Path(__file__).parents[2] / "examples/pipeline.py"))["batches"]
+    mesh = mesh_of(("dp", "pp"))
+    replicas, number, stages = mesh["dp"], mesh["pp"].get_local_rank(), mesh["pp"].get_group()
+    module, balancer = training.model_of(run)[2 * number : 2 * number + 2], None
+    stage = PipelineStage(module, number, 2, torch.device("cpu"), group=stages)
+    optimizer = training.optimizer_of(run, module)
+    inputs, targets = training.data(run)
+
+    def all_gather(row):
+        rows = [torch.empty(len(row), dtype=torch.uint8) for _ in range(replicas.size())]
+        dist.all_gather(rows, torch.frombuffer(bytearray(row), dtype=torch.uint8), group=replicas.get_group())
+        return [each.numpy().tobytes() for each in rows]
+
+    if number == 0:
+        load = Scripted(seed=run.scripted, multiple=micro_batch, minimum=2 * micro_batch)
+        balancer = evenstep.Balancer(
+            Scheme(name="scripted", load=load),
+            rank=replicas.get_local_rank(),
+            workers=replicas.size(),
+            all_gather=all_gather,
+            length=run.samples,
+            global_batch_size=global_batch_size,
+            shuffle=False,
+        )
+    sizes = []
+    for epoch in range(run.epochs):
+        for positions in batches(balancer, epoch, stages):
+            own = training.epoch_order(run, epoch)[positions]
+            schedule = Schedule1F1B(stage, len(own) // micro_batch, loss_fn=torch.nn.functional.mse_loss)
+            optimizer.zero_grad()
+            if number == 0:
+                with balancer.compute():
+                    schedule.step(inputs[own])
+            else:
+                schedule.step(target=targets[own])
+            for parameter in module.parameters():
+                parameter.grad *= len(own) / global_batch_size
+                dist.all_reduce(parameter.grad, group=replicas.get_group())
+            optimizer.step()
+            sizes.append(len(own))
+    return {"weights": training.weights(module), "sizes": sizes}
 
 
 def train_beside_a_busy_peer(run, names, rank):

@@ -6,6 +6,7 @@ from typing import final
 import numpy as np
 
 from evenstep.core.load.base import Load, LoadPolicy
+from evenstep.core.load.shares import in_multiples
 from evenstep.core.values import Allocation, IntArray, Problem, Reports
 
 
@@ -23,6 +24,7 @@ class ScriptedPolicy(LoadPolicy):
 
     def allocate(self, problem: Problem) -> Allocation:
         """The sizes of this iteration: the same for the same problem."""
+        problem = in_multiples(problem)
         generator = np.random.Generator(np.random.Philox(key=self.seed, counter=self._decisions))
         sizes: IntArray = problem.minimum.copy()
         spare = problem.global_batch_size - int(sizes.sum())
@@ -35,7 +37,7 @@ class ScriptedPolicy(LoadPolicy):
             taken = min(spare, int(problem.maximum[worker] - sizes[worker]))
             sizes[worker] += taken
             spare -= taken
-        return Allocation(sizes=sizes)
+        return Allocation(sizes=sizes * problem.multiple)
 
 
 @final

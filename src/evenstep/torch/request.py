@@ -344,7 +344,7 @@ class RunRequest:
         if (peers := self.peers) is not None and "pp" in peers.others:
             raise ConfigError(
                 "the stages of a pipeline (the dimension 'pp') cut each batch into a fixed number of micro-batches, and"
-                " evenstep does not make batches of them: train without evenstep, or leave out the pipeline"
+                " prepare does not make batches of them: use evenstep.Balancer, as in docs/meshes.md (Pipelines)"
             )
         alone = {
             f"the scheme {scheme.name!r}": not scheme.sums_every_gradient,

@@ -38,6 +38,15 @@ def test_peers_that_have_a_part_of_each_sample():
         np.testing.assert_allclose(value["weights"], meshes.train_on_parts_alone(run, 10), rtol=0, atol=1e-10)
 
 
+def test_pipelines_whose_numbers_of_micro_batches_always_change():
+    run = Run(scripted=11, samples=160)
+    values = results(run_workers(meshes.train_pipelines, 4, run, 40, 2))
+    assert len(set(values[0]["sizes"])) > 6
+    for first, last in (values[:2], values[2:]):
+        weights = first["weights"] + last["weights"]
+        np.testing.assert_allclose(weights, training.train_alone(run, 40), rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize(("names", "slow"), [(DDP, 3), (HSDP, 1)])
 def test_a_worker_is_as_fast_as_its_slowest_peer(names, slow):
     """One process alone is slow. Under HSDP the workers whose shards wait for it get as little as it does."""
@@ -89,7 +98,7 @@ def test_what_does_not_go_with_a_mesh_is_refused_with_the_reason():
         "private": apart.format("data of the workers' own"),
         "process_group": apart.format("process_group"),
         "pipeline": "the stages of a pipeline (the dimension 'pp') cut each batch into a fixed number of micro-batches,"
-        " and evenstep does not make batches of them: train without evenstep, or leave out the pipeline",
+        " and prepare does not make batches of them: use evenstep.Balancer, as in docs/meshes.md (Pipelines)",
         "no data_dims": dims.format("[]"),
         "other data_dims": dims.format("['fsdp']"),
         "no mesh": "data_dims names dimensions of a mesh, and there is none: give mesh, too",
