@@ -25,6 +25,7 @@ SHORT = {
     "fsdp.py": ("--epochs", "1", "--width", "32", "--blocks", "2"),
     "mesh.py": ("--epochs", "1", "--width", "32"),
     "pipeline.py": ("--epochs", "2", "--width", "32", "--slow", "4"),
+    "torchtitan_loop.py": ("--epochs", "1", "--layers", "1", "--sequences", "64"),
     "images.py": ("--epochs", "2", "--batch-size", "32", "--amp", "bfloat16"),
     "gpt.py": ("--steps", "10", "--batch-size", "2", "--context", "32"),
     "lengths.py": ("--epochs", "1", "--longest", "60", "--batch-size", "64", "--width", "16"),
@@ -34,10 +35,12 @@ SHORT = {
 }
 
 
-def run_example(name, workers=1, *, options=None):
+def run_example(name, workers=1, *, options=None, **environment):
     """What worker 0 prints; the processes are forked, and meet as under torchrun."""
     chosen = [str(option) for option in (SHORT[name] if options is None else options)]
-    return results(run_workers(examples.run, workers, str(EXAMPLES / name), chosen, environment=meeting_place()))[0]
+    return results(
+        run_workers(examples.run, workers, str(EXAMPLES / name), chosen, environment=meeting_place() | environment)
+    )[0]
 
 
 def run_as_a_command(name, *launcher, options):
@@ -107,6 +110,18 @@ def test_pipelines_of_two_stages():
     assert float(second[0]) < float(first[0])
     assert [sum(map(int, each[1:])) for each in (first, second)] == [256, 256]
     assert not any(int(size) % 8 for size in second[1:])
+
+
+@pytest.mark.multiprocess
+def test_a_model_that_torchtitan_splits_learns_the_same_with_unequal_batches():
+    pytest.importorskip("torchtitan", reason="torchtitan is not installed: pip install torchtitan==0.3.0")
+    line = re.compile(r"epoch 1: loss ([\d.]+), batch sizes (.+)\n")
+    (equal, _), (unequal, sizes) = (
+        line.fullmatch(run_example("torchtitan_loop.py", 4, EVENSTEP_BATCH_SIZES=sizes)).groups()
+        for sizes in ("rank:0=8,rank:1=8", "rank:0=11,rank:1=5")
+    )
+    assert float(unequal) == pytest.approx(float(equal), abs=2e-3)
+    assert sizes == "[11, 5]"
 
 
 @pytest.mark.multiprocess

@@ -105,6 +105,21 @@ def train_on_parts_alone(run, global_batch_size):
     return training.weights(model)
 
 
+def train_with_split_outputs(run):
+    """The outputs of the model are a DTensor, each peer's a column. The number of iterations."""
+    mesh = mesh_of(FSDP)
+    model = torch.nn.Linear(training.FEATURES, 2, dtype=run.dtype)
+    parallelize_module(model, mesh["tp"], ColwiseParallel(output_layouts=Shard(-1), use_local_output=False))
+    run = replace(run, options={"mesh": mesh, "data_dims": FSDP[:1]})
+    model, optimizer, loader = training.prepared(run, model=fully_shard(model, mesh=mesh[FSDP[0]]))
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        outputs = model(inputs).full_tensor()
+        torch.nn.functional.mse_loss(outputs, targets.expand_as(outputs)).backward()
+        optimizer.step()
+    return loader.iteration
+
+
 def train_pipelines(run, global_batch_size, micro_batch):
     """Replicas of two stages each, which get their batches as in examples/pipeline.py. The weights of this stage."""
     batches = runpy.run_path(str(Path(__file__).parents[2] / "examples/pipeline.py"))["batches"]

@@ -9,6 +9,8 @@ from support.meshes import DDP, FSDP, HSDP, HSDP_TP
 from support.processes import results, run_workers
 from support.training import Run
 
+import evenstep
+
 pytestmark = pytest.mark.multiprocess
 
 UNEVEN = {"samples": 82, "epochs": 3}
@@ -45,6 +47,11 @@ def test_pipelines_whose_numbers_of_micro_batches_always_change():
     for first, last in (values[:2], values[2:]):
         weights = first["weights"] + last["weights"]
         np.testing.assert_allclose(weights, training.train_alone(run, 40), rtol=0, atol=1e-10)
+
+
+def test_outputs_that_are_split_over_peers():
+    run = Run(scheme=evenstep.schemes.static([7, 3]), samples=250)  # Long enough for a look at the loss.
+    assert results(run_workers(meshes.train_with_split_outputs, 4, run)) == [25] * 4
 
 
 @pytest.mark.parametrize(("names", "slow"), [(DDP, 3), (HSDP, 1)])

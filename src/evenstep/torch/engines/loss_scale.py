@@ -81,7 +81,9 @@ class LossScale:
         assert self._batch is not None
         samples, backward = self._batch.share.samples, current_backward()
         if len(self._batch.piece.positions) == samples and backward not in self._of_backward:
-            level = _level_of(gradient.detach(), samples)
+            # Of outputs that are split over a worker's peers, the part here: the whole would need communication.
+            part = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+            level = _level_of(part.detach(), samples)
             if level is not None:
                 self._of_backward[backward] = level
 
