@@ -1,6 +1,7 @@
 """Runs the Python blocks of pages of docs/: evenstep run --workers N -m support.page_blocks PAGE..., below docs/.
 
 A block stands for a part of a script. What it leaves open is made up here: small models and data, new for each block.
+Blocks marked `py` are excerpts of examples, which tests of their own run.
 """
 
 import gzip
