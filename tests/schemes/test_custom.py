@@ -64,7 +64,7 @@ def test_a_recipe_shows_types_defaults_and_help():
     parameters = inspect.signature(recipe).parameters
     assert list(parameters) == [
         *("iterations", "bound", "load"),
-        *("rate", "clip", "nonfinite", "exchange", "servers", "optimizer"),
+        *("rate", "clip", "nonfinite", "exchange", "wire", "servers", "optimizer"),
     ]
     assert (parameters["bound"].annotation, parameters["bound"].default) == (int, 3)
     assert "    bound: The largest lead after that; 0 or more.\n" in recipe.__doc__
