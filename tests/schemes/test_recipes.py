@@ -40,6 +40,7 @@ SERVED = [
     *({"load": load} for load in LOADS),
     *({"load": "lb-bsp:predictor=ema;minimum=4", "servers": 2, "clip": 1.0}, {"optimizer": "a.b:C"}),
     {"period": 4, "steps": "speed", "outer": "nesterov", "outer_lr": 0.5, "outer_momentum": 0.8},
+    {"wire": "int8"},
 ]
 PARAMETERS = {
     "bsp": [

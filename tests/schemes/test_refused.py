@@ -192,10 +192,7 @@ def scheme(**parts):
         ),
         (lambda: scheme(served=Served(clip=1, servers=2)), "clip with one server, or without a barrier"),
         (lambda: scheme(served=Served(), period=2), "a barrier on servers sums gradients, not the changes of a period"),
-        (
-            lambda: scheme(served=Served(), sync=Bounded(bound=1), period=2),
-            "give an Outer without fragments, alpha and delay, and Served the wire",
-        ),
+        (lambda: scheme(served=Served(), sync=Bounded(bound=1), period=2), "give an Outer without fragments"),
         (lambda: scheme(served=Served(), micro_batch=1), "leave out micro_batch and the exchange of speeds"),
         (lambda: scheme(served=Served(), exchange="blocking"), "leave out micro_batch and the exchange"),
         (lambda: scheme(served=Served(), weighting="mean"), "weigh by samples: leave out weighting"),

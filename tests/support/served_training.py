@@ -118,13 +118,13 @@ def break_and_spoil_a_period(run, barrier):
     return {"ended": ended, "skipped": loader.statistics().skipped, "warned": [str(each.message) for each in caught]}
 
 
-def train_in_periods_alone(run, claims, pushes, outer, global_batch_size, wire="float32"):
+def train_in_periods_alone(run, claims, pushes, outer, global_batch_size, wire="float32", begun=None):
     """The same in one process: asynchronous local SGD with Delayed Nesterov, or without momentum (arXiv 2401.09135).
 
     `claims` of each worker, as `train_in_periods` returns them; `pushes` are the worker and the version that it pulled
     of each push, in the order of their arrival. Without an `outer` optimizer a push is a gradient, on which SGD steps.
-    On a narrow `wire` each push is rounded, and so is what takes a worker's weights to those that it pulls in an epoch.
-    Returns the weights after the last push.
+    On a narrow `wire` each push is rounded, and so is what takes a worker's weights to those that it pulls in an epoch;
+    `begun` has the version at which a worker began an epoch. Returns the weights after the last push.
     """
     inputs, targets = training.data(run)
     models = [training.model_of(run) for _ in claims]
@@ -132,18 +132,19 @@ def train_in_periods_alone(run, claims, pushes, outer, global_batch_size, wire="
     versions = [torch.tensor(weights(models[0]), dtype=run.dtype)]
     left = [iter(own) for own in claims]
     momentum, new, count = torch.zeros_like(versions[0]), torch.zeros_like(versions[0]), 0
-    begins = [sum(number < epoch for own in claims for number, _ in own) for epoch in range(run.epochs)]
-    has, rest, epochs = [versions[0]] * len(claims), [torch.zeros(len(versions[0]))] * len(claims), [0] * len(claims)
+    ends = [sum(number < epoch for own in claims for number, _ in own) for epoch in range(run.epochs)]
+    has, rest, epochs = [None] * len(claims), [torch.zeros(len(versions[0]))] * len(claims), [0] * len(claims)
     for worker, pulled in pushes:
         model, optimizer = models[worker], optimizers[worker]
         epoch, steps = next(left[worker])
-        if epoch > epochs[worker]:
-            has[worker], epochs[worker] = (
-                versions[begins[epoch]],
-                epoch,
-            )  # All leave an epoch with the weights as they are.
-        moved = on_wire((versions[pulled] - has[worker]).float(), wire)
-        has[worker] = versions[pulled] if wire == "float32" else has[worker] + moved
+        if epoch > epochs[worker] and wire != "float32":
+            # An epoch ends with the weights as they are; one that the others have finished is over at once.
+            has[worker] = versions[max(ends[epoch], begun[worker, epoch - 1])]
+        epochs[worker] = epoch
+        if has[worker] is None or wire == "float32":
+            has[worker] = versions[pulled]
+        else:
+            has[worker] = has[worker] + on_wire((versions[pulled] - has[worker]).float(), wire)
         torch.nn.utils.vector_to_parameters(has[worker].clone(), model.parameters())
         order = training.epoch_order(run, epoch)
         for positions in steps:
@@ -158,13 +159,17 @@ def train_in_periods_alone(run, claims, pushes, outer, global_batch_size, wire="
             rest[worker] = change.float() + rest[worker] - sent
         change = share * sent.to(run.dtype)
         if outer is None:
-            versions.append(versions[-1] - optimizer.param_groups[0]["lr"] * sent.to(run.dtype))
+            # As torch steps, since the last bit decides which of two numbers of the wire is nearest.
+            stepped = torch.nn.Parameter(versions[-1].clone())
+            stepped.grad = sent.to(run.dtype)
+            torch.optim.SGD([stepped], lr=optimizer.param_groups[0]["lr"], fused=True).step()
+            versions.append(stepped.detach())
             continue
         count, new, moved = count + 1, new + change, change
         if count % len(claims) == 0:
             momentum, new = outer.momentum * momentum + new, torch.zeros_like(new)
-            moved = change + outer.momentum * momentum
-        versions.append(versions[-1] - outer.rate * moved)
+            moved = torch.add(change, momentum, alpha=outer.momentum)
+        versions.append(torch.sub(versions[-1], moved, alpha=outer.rate))
     assert not any(list(own) for own in left)
     return versions[-1].tolist()
 

@@ -42,10 +42,11 @@ def test_it_is_the_mathematics_of_one_process_that_rounds_alike(tmp_path, scheme
     served = {"servers": parsed.served.servers, "network": network, "run_dir": tmp_path}
     values = results(run_served(served_training.train_in_periods, 3, run, **served))
     pushes = [(event.worker, event.pulled) for event in server_events(tmp_path, "push")]
+    begun = {(event.worker, event.epoch): event.version for event in server_events(tmp_path, "begin")}
     claims = [value["claims"] for value in values]
     whole = 60 if parsed.period else 15
     expected, plain = (
-        served_training.train_in_periods_alone(run, claims, pushes, parsed.outer, whole, wire)
+        served_training.train_in_periods_alone(run, claims, pushes, parsed.outer, whole, wire, begun)
         for wire in (parsed.served.wire, "float32")
     )
     for value in values:
