@@ -32,11 +32,7 @@ LOADS = [
 SERVED = [
     {"rate": "raw"},
     *({"clip": 1.5}, {"clip": 1e-5}, {"clip": 2}, {"nonfinite": "refuse"}, {"exchange": "overlapped"}),
-    *(
-        {"servers": 3},
-        {"wire": "int8"},
-        {"rate": "raw", "clip": 0.5, "nonfinite": "refuse", "exchange": "overlapped", "servers": 2},
-    ),
+    *({"servers": 3}, {"rate": "raw", "clip": 0.5, "nonfinite": "refuse", "exchange": "overlapped", "servers": 2}),
     *({"load": load} for load in LOADS),
     *({"load": "lb-bsp:predictor=ema;minimum=4", "servers": 2, "clip": 1.0}, {"optimizer": "a.b:C"}),
     {"period": 4, "steps": "speed", "outer": "nesterov", "outer_lr": 0.5, "outer_momentum": 0.8},
