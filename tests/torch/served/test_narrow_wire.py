@@ -147,7 +147,7 @@ def test_a_change_with_a_nan_is_left_out_and_spoils_nothing_that_follows(tmp_pat
     assert values[0]["ended"][1] == values[1]["ended"][1]
 
 
-def test_a_worker_killed_and_servers_that_go_on_from_a_snapshot(tmp_path):
+def test_a_worker_that_is_killed_loses_no_sample_of_others(tmp_path):
     run = Run(scheme="ssp:bound=1,period=3,wire=int8,servers=2", **UNEVEN)
     faults = {(2, "step"): served_faults.Kill()}
     outcomes = run_served(served_faults.train, 3, run, tmp_path, 1, faults, run_dir=tmp_path, servers=2, network=True)
