@@ -1,6 +1,7 @@
 """Trains a perceptron on handwritten digits, each replica split over two processes (tensor parallelism under FSDP2)."""
 
 import argparse
+import itertools
 
 import torch
 import torch.distributed as dist
@@ -17,15 +18,18 @@ import evenstep
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--width", type=int, default=4096)
+    parser.add_argument("--width", type=int, default=1536)
     options = parser.parse_args()
 
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
     torch.manual_seed(0)
-    layers = torch.nn.Linear(64, options.width), torch.nn.ReLU(), torch.nn.Linear(options.width, 10)
-    model = torch.nn.Sequential(*layers)
-    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    widths, layers = [64, *[options.width] * 3, 10], []
+    for inner, outer in itertools.pairwise(widths):
+        layers += [torch.nn.Linear(inner, outer), torch.nn.ReLU()]
+    model = torch.nn.Sequential(*layers[:-1])
+    split = {"0": ColwiseParallel(), "2": RowwiseParallel(), "4": ColwiseParallel(), "6": RowwiseParallel()}
+    parallelize_module(model, mesh["tp"], split)
     fully_shard(model, mesh=mesh["dp"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     digits = load_digits()

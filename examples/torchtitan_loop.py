@@ -14,7 +14,7 @@ import evenstep
 try:
     from torchtitan.tools import utils
 except ModuleNotFoundError:
-    sys.exit("this example needs torchtitan: pip install torchtitan==0.3.0")
+    sys.exit("this example needs torchtitan: pip install torchtitan==0.3.0 triton")
 if not torch.cuda.is_available():  # torchtitan takes any machine for one with a GPU.
     utils.device_type, utils.device_module = "cpu", torch.cpu
 

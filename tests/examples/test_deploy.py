@@ -149,7 +149,7 @@ def test_two_slurm_jobs_train_beside_each_other_on_two_nodes(tmp_path):
         "OMP_NUM_THREADS": "1",
     }
     environment["CUDA_VISIBLE_DEVICES"] = ""
-    with slurm_cluster(tmp_path) as cluster:
+    with slurm_cluster() as cluster:
         jobs = []
         for name, options in kinds.items():
             write_script(folder := tmp_path / name)

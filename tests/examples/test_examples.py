@@ -114,7 +114,7 @@ def test_pipelines_of_two_stages():
 
 @pytest.mark.multiprocess
 def test_a_model_that_torchtitan_splits_learns_the_same_with_unequal_batches():
-    pytest.importorskip("torchtitan", reason="torchtitan is not installed: pip install torchtitan==0.3.0")
+    pytest.importorskip("torchtitan", reason="torchtitan is not installed: pip install torchtitan==0.3.0 triton")
     line = re.compile(r"epoch 1: loss ([\d.]+), batch sizes (.+)\n")
     (equal, _), (unequal, sizes) = (
         line.fullmatch(run_example("torchtitan_loop.py", 4, EVENSTEP_BATCH_SIZES=sizes)).groups()

@@ -275,3 +275,19 @@ def trained_on_sorted_data():
         except evenstep.ConfigError as error:
             return str(error)
     return None
+
+
+def ended_in_order(order):
+    """Two runs of a process that end in this order leave PyTorch its own collectives."""
+    usual = dist.barrier
+    loaders = []
+    for _ in range(2):
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = DataLoader(TensorDataset(torch.ones(4, 1)), batch_size=2)
+        *_, prepared = evenstep.prepare(model, optimizer, loader, scheme="bsp")
+        loaders.append(prepared)
+    assert dist.barrier is not usual
+    for run in order:
+        loaders[run].close()
+    assert dist.barrier is usual

@@ -4,6 +4,8 @@ import os
 import shutil
 import subprocess
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -26,6 +28,7 @@ SlurmdPidFile={folder}/%n.pid
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdParameters=config_overrides
 MpiDefault=none
+JobRequeue=0
 GresTypes=gpu
 NodeName={nodes[0][0]} NodeAddr={nodes[0][2]} CPUs=8 Gres=gpu:2 Feature=fast
 NodeName={nodes[1][0]} NodeAddr={nodes[1][2]} CPUs=8 Gres=gpu:2 Feature=slow
@@ -56,12 +59,14 @@ def _on(host, words):
 
 
 @contextmanager
-def slurm(folder):
+def slurm():
     """A cluster whose controller runs; jobs wait for their nodes."""
     for program in ("munged", "slurmctld", "slurmd"):
         if shutil.which(program) is None:
             pytest.skip(f"no {program} here (Debian: apt install slurmctld slurmd munge)")
     with two_hosts() as nodes, ExitStack() as stack:
+        # Not pytest's, whose paths are too long for the names of sockets.
+        folder = Path(stack.enter_context(TemporaryDirectory(ignore_cleanup_errors=True)))
         (folder / "state").mkdir()
         (folder / "munge").mkdir(mode=0o700)
         for name in ("gpu0", "gpu1", "munge/key"):

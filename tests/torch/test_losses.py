@@ -1,16 +1,9 @@
 """A loss is trained as over the union batch, or refused: what stays silent would be wrong only with unlike sizes."""
 
-import gc
-
 import numpy as np
 import pytest
-import torch
-import torch.distributed as dist
 from support import losses
 from support.processes import results, run_workers
-from torch.utils.data import DataLoader, TensorDataset
-
-import evenstep
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("losses")]
 
@@ -75,16 +68,4 @@ def test_a_mean_over_sorted_data_is_not_taken_for_a_sum():
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_runs_that_end_in_any_order_leave_pytorch_its_own_collectives(order):
-    gc.collect()  # Runs that other tests have left end with it.
-    usual = dist.barrier
-    loaders = []
-    for _ in range(2):
-        model = torch.nn.Linear(1, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loader = DataLoader(TensorDataset(torch.ones(4, 1)), batch_size=2)
-        *_, prepared = evenstep.prepare(model, optimizer, loader, scheme="bsp")
-        loaders.append(prepared)
-    assert dist.barrier is not usual
-    for run in order:
-        loaders[run].close()
-    assert dist.barrier is usual
+    results(run_workers(losses.ended_in_order, 1, order))  # In a process that has no other runs.
