@@ -13,7 +13,7 @@ BALANCED: Final = "lb-bsp"
 
 
 def balancing(scheme: str, verdict: Verdict, machines: Callable[[], Machines], then: str) -> str:
-    """What `lb-bsp` would gain over a run under `bsp`, as `evenstep plan` predicts it, and if it gains what to do then.
+    """What `lb-bsp` would gain over a run under `bsp`, as `evenstep plan` predicts it; and `then`, where it does gain.
 
     Empty for other schemes, for a run that is too short, and where sizes cannot help: another cause than compute.
     """
