@@ -44,8 +44,8 @@ def require_shardable(module: torch.nn.Module, workers: Workers) -> None:
                 raise ConfigError(
                     f"the parameter {name!r} is sharded as {placements} over {size} processes of {workers.count}"
                     " workers, and evenstep goes with fully_shard over all workers, on a mesh of one dimension or"
-                    " (HSDP) two: if the model is split further, give prepare the mesh, and the dimensions of workers"
-                    " as data_dims"
+                    " (HSDP) two: if the model is split further, give prepare the mesh, and as data_dims the dimensions"
+                    " that fully_shard was given, and no others"
                 )
         elif parameter.requires_grad:
             raise ConfigError(
