@@ -35,8 +35,8 @@ def runs_table(overviews: Sequence[RunOverview]) -> Table:
         row = {
             "run": each.name,
             "samples/s": f"{summary.samples_per_second:,.0f}",
-            f"over {first}": f"{speed_up:.2f}x" if len(overviews) > 1 else "",
-            "over equal sizes": f"{summary.over_equal_sizes or ''}",
+            f"speed-up over run {first}": f"{speed_up:.2f}x" if len(overviews) > 1 else "",
+            "gain from its batch sizes": f"{summary.over_equal_sizes or ''}",
             "of the ideal": f"{summary.of_ideal:.0%}",
             "waiting": f"{summary.waiting_share:.0%}",
             "average iteration": _seconds(summary.iteration_seconds),
