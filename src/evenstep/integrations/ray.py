@@ -10,7 +10,7 @@ Schemes without servers need no config: Ray Train starts the workers and their p
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,13 @@ class EvenstepConfig(TorchConfig):
     without `run_dir` the run starts over.
 
     Attributes:
-        scheme: Such as `ssp:bound=3`; None for the script's own, else the default.
+        scheme: Such as `ssp:bound=3`; by default `EVENSTEP_SCHEME` where the trainer is made. None for the script's
+            own, else the default.
         run_dir: The run directory, on a file system that all nodes share.
         wait_seconds: How long a worker waits for another; None for the default.
     """
 
-    scheme: str | None = None
+    scheme: str | None = field(default_factory=lambda: os.environ.get(VARIABLES["scheme"]) or None)
     run_dir: str | None = None
     wait_seconds: float | None = None
 
