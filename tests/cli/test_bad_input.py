@@ -41,7 +41,6 @@ def files(tmp_path):
         ("run --workers many SCRIPT", "--workers must be a number"),
         ("run --workers 0 SCRIPT", "--workers must be at least 1, not 0"),
         ("run --framework keras SCRIPT", "argument --framework: invalid choice"),
-        ("run --nnodes 2 --private-network SCRIPT", "--private-network holds a run on one host, and there are several"),
         (
             "run --nnodes 2 --framework jax SCRIPT",
             "--framework jax lets workers of one host meet: on several",

@@ -105,19 +105,6 @@ def test_it_shows_a_run_that_grows_and_heeds_the_terminals_size(tmp_path, monkey
     assert "Worker 2 computes 4x slower" in last
 
 
-@pytest.mark.multiprocess
-def test_a_finished_run_is_shown_once_more(tmp_path):
-    write_log(tmp_path, PARTS, sizes=[(10, 10, 10)] * 60)
-    terminal = Terminal(str(tmp_path), "--replay", "5x")
-    terminal.wait_for(r"iteration (?!60)[0-9]+ ")
-    last, code = terminal.end()
-    assert code == 0
-    assert "iteration 60 " in last
-    assert "Worker 2" in last
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", last).replace("\r", "")
-    assert re.findall(r"^ ([0-9]) ", text, re.MULTILINE)[-3:] == ["0", "1", "2"]
-
-
 def test_without_a_terminal_it_prints_how_things_are(tmp_path, capsys):
     write_log(tmp_path, PARTS, sizes=[(10, 10, 10)] * 20)
     assert main(["top", str(tmp_path)]) == 0
@@ -146,7 +133,6 @@ def test_a_worker_that_is_no_longer_heard_of_is_called_silent():
     [
         ("nowhere", "there is no folder nowhere"),
         (".", "no finished iteration yet"),
-        (". --replay 0x", "needs a positive number, such as 10x, not '0x'"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments, fragment, tmp_path, monkeypatch, capsys):

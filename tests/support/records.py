@@ -9,7 +9,8 @@ from evenstep.telemetry.reading import event_of, whole_lines
 
 def check_records(run_dir):
     """Every line of a run directory is a record; the kinds that were seen."""
-    return {check_record(line) for role in ROLES for path in event_files(run_dir, role) for line in whole_lines(path)}
+    files = [path for role in ROLES for path in event_files(run_dir, role)]
+    return {check_record(line) for path in files for lines in whole_lines(path) for line in lines.splitlines()}
 
 
 def check_record(line):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.launch.server_settings import SECRET_VARIABLE
-from evenstep.telemetry.reading import event_of, whole_lines
+from evenstep.telemetry import Tail
 from support.guard import GUARD_SECONDS
 from support.processes import CONTEXT, run_workers
 from support.records import check_records
@@ -90,8 +90,7 @@ def serve_on(settings, secret, end, terminal):
 def server_events(run_dir, kind=None):
     """What shard 0 has written down, every line of which is a record."""
     check_records(Path(run_dir))
-    events = map(event_of, whole_lines(Path(run_dir, "server-0.jsonl")))
-    return [event for event in events if kind in (None, event.kind)]
+    return [event for event in Tail(Path(run_dir, "server-0.jsonl")).new() if kind in (None, event.kind)]
 
 
 def leaves(run_dir):

@@ -21,7 +21,6 @@ _MAX_NAME = 300
 """The most letters of a file's name in a message."""
 
 SUBCOMMANDS: Final = {
-    "completion": "print what makes a shell complete evenstep's options",
     "demo": "train on real data with a slow worker, and see what balancing gains",
     "env": "print versions, devices and backends, for a bug report",
     "export": "give a run's events to Perfetto, TensorBoard or Prometheus",

@@ -140,7 +140,7 @@ def start(options: argparse.Namespace, *, marks: Path | None = None, survey_up_t
     )
     if survey_up_to is not None:
         settings = structs.replace(settings, scheme=None, batch_sizes=None)
-    return launch(options, settings, framework=options.framework, private=options.private_network)
+    return launch(options, settings, framework=options.framework)
 
 
 class _FullParser(Parser):
@@ -204,12 +204,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         choices=_FRAMEWORKS,
         help="let workers of another framework than PyTorch meet, on one host: sets TF_CONFIG for tensorflow and"
         " JAX_COORDINATOR_ADDRESS for jax, and starts the scheduler and server of mxnet's kvstore",
-    )
-    add(
-        "--private-network",
-        action="store_true",
-        help="run in a network namespace of its own, which nothing outside reaches and which reaches nothing outside"
-        " (on one host, as root)",
     )
     add(
         "--start-from",

@@ -59,7 +59,6 @@ def launch(
     settings: LaunchSettings,
     *,
     framework: str | None = None,
-    private: bool = False,
     server_command: tuple[str, ...] = SERVER_COMMAND,
 ) -> list[str]:
     """Start the workers and wait until all have finished; none is left when this returns or raises.
@@ -71,7 +70,6 @@ def launch(
             no rendezvous meets on a free port.
         settings: The settings for the workers.
         framework: The workers' framework, as for `meeting`; None for PyTorch, whose workers meet by themselves.
-        private: Whether the run has its own network.
         server_command: The server program, for a scheme with servers.
 
     Returns:
@@ -93,12 +91,6 @@ def launch(
             from evenstep.launch.lighthouse import require_elastic  # Few runs need it.
 
             require_elastic(settings)
-        if private:
-            from evenstep.launch.private_network import private_network  # Few runs need it.
-
-            if workers is None:
-                raise ConfigError("--private-network holds a run on one host, and there are several: leave it out")
-            stack.enter_context(private_network())
         python = arguments.training_script if arguments.no_python else sys.executable
         if framework is not None:
             from evenstep.launch.frameworks import meeting  # Few runs need it.

@@ -197,6 +197,10 @@ class RunBuilder:
 
     def take(self, event: Event) -> None:
         """Add an event."""
+        if isinstance(event, IterationDone):  # First, since nearly all events are.
+            if event.worker in self.done:
+                self.done[event.worker].take(event)
+            return
         self._elastic.take(event)
         if isinstance(event, WorkerEvent):
             if isinstance(event, Run):
@@ -220,9 +224,7 @@ class RunBuilder:
             self._plans[worker], self._notes[worker], self._devices[worker] = [], [], []
 
     def _take_of_worker(self, event: WorkerEvent) -> None:
-        if isinstance(event, IterationDone):
-            self.done[event.worker].take(event)
-        elif isinstance(event, Planned):
+        if isinstance(event, Planned):
             plans = self._plans[event.worker]
             plans.append(event)
             if self._keep is not None and len(plans) > 2 * self._keep:

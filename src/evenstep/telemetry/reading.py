@@ -5,7 +5,9 @@ All code that reads a run directory uses this module.
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, Union, final
 
@@ -17,6 +19,7 @@ from evenstep.telemetry.regular import open_regular
 
 _LINE_BYTES: Final = 16 << 20
 """The longest line; a run of 100,000 workers needs a tenth of that."""
+_BLOCK_BYTES: Final = 1 << 17  # That are read and decoded at once: hundreds of events.
 
 Role: TypeAlias = Literal["worker", "server", "launcher"]
 """The writer of a file of events, which is named after it."""
@@ -45,10 +48,8 @@ def event_of(line: bytes) -> Event | None:
     """
     if len(line) >= _LINE_BYTES:
         raise ValueError(f"is not an event (it is longer than {_LINE_BYTES >> 20} MB): delete it")
-    if b"\\" in line or b"\x7f" in line or not line.isascii():
-        line = _CONTROL.sub(_printable, line)
     try:
-        event: Event = _DECODER.decode(line)
+        event: Event = _DECODER.decode(_printable(line))
     except (ValueError, RecursionError) as error:
         if _is_unknown(line):
             return None
@@ -65,7 +66,13 @@ def event_of(line: bytes) -> Event | None:
     return event
 
 
-def _printable(found: re.Match[bytes]) -> bytes:
+def _printable(lines: bytes) -> bytes:
+    if b"\\" in lines or b"\x7f" in lines or not lines.isascii():
+        return _CONTROL.sub(_as_code, lines)
+    return lines
+
+
+def _as_code(found: re.Match[bytes]) -> bytes:
     if found[1]:
         return found[0]
     return b"\\" + found[0] if found[0].startswith(b"\\") else b"?"
@@ -78,10 +85,25 @@ def _is_unknown(line: bytes) -> bool:
         return False
 
 
-def whole_lines(path: Path, offset: int = 0) -> Iterator[bytes]:
-    """The complete lines of a file from an offset on, without an incomplete last line, which a kill has cut.
+def events_of(lines: bytes, damaged: Callable[[int, ValueError], None]) -> list[Event]:
+    """Decode all events in whole lines, as `event_of` does; `damaged` gets the index of a line without, and why."""
+    with suppress(ValueError, RecursionError):
+        events: list[Event] = _DECODER.decode_lines(_printable(lines))
+        if len(lines) < _LINE_BYTES and not any(isinstance(each, Run) and each.schema > SCHEMA for each in events):
+            return events
+    found = []
+    for index, line in enumerate(lines.splitlines()):
+        try:
+            found.append(event_of(line) if line else None)
+        except ValueError as error:
+            damaged(index, error)
+    return [event for event in found if event is not None]
 
-    A line of more than 16 MB is split into pieces of that length, which `event_of` refuses.
+
+def whole_lines(path: Path, offset: int = 0) -> Iterator[bytes]:
+    """The complete lines of a file from an offset on, many at once; not an incomplete last line, which a kill has cut.
+
+    A line of more than 16 MB is split into pieces of about that length, which `event_of` refuses.
 
     Raises:
         ConfigError: The file is not a regular file, or cannot be read.
@@ -89,10 +111,15 @@ def whole_lines(path: Path, offset: int = 0) -> Iterator[bytes]:
     try:
         with open_regular(path) as file:
             file.seek(offset)
-            while line := file.readline(_LINE_BYTES):
-                if not line.endswith(b"\n") and len(line) < _LINE_BYTES:
-                    return
-                yield line
+            rest = b""
+            while piece := file.read(_BLOCK_BYTES):
+                rest += piece
+                end = rest.rfind(b"\n") + 1
+                if not end and len(rest) >= _LINE_BYTES:
+                    end = len(rest)
+                if end:
+                    yield rest[:end]
+                    rest = rest[end:]
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}): delete it, or let it be read") from error
 
@@ -128,14 +155,15 @@ def read_events(
         raise ConfigError(f"{run_dir} holds no worker-*.jsonl: give the --run-dir of a run")
     tag = b"" if kind is None else b'"event":"%b"' % str(kind.__struct_config__.tag).encode()
     for path in files:
-        for number, line in enumerate(whole_lines(path), start=1):
-            if tag in line:
-                try:
-                    event = event_of(line)
-                except ValueError as error:
-                    raise ConfigError(f"{path} line {number} {error}") from error
-                if event is not None:
-                    yield event
+        number = 1
+        for lines in whole_lines(path):
+            wanted = b"\n".join([line if tag in line else b"" for line in lines.splitlines()]) if tag else lines
+            yield from events_of(wanted, partial(_refuse, path, number))
+            number += lines.count(b"\n")
+
+
+def _refuse(path: Path, first: int, index: int, error: ValueError) -> None:
+    raise ConfigError(f"{path} line {first + index} {error}") from error
 
 
 @final
@@ -154,14 +182,9 @@ class Tail:
         """
         if not self._path.exists():
             return
-        for line in whole_lines(self._path, self._offset):
-            self._offset += len(line)
-            try:
-                event = event_of(line)
-            except ValueError:
-                continue
-            if event is not None:
-                yield event
+        for lines in whole_lines(self._path, self._offset):
+            self._offset += len(lines)
+            yield from events_of(lines, lambda index, error: None)
 
 
 @final

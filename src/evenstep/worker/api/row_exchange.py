@@ -82,7 +82,7 @@ class RowExchange:
                 say(
                     f"the ports of {framework} are open to the network without a secret, and who reaches them can take"
                     " part in the run or read and write its files: use a network that you trust, or on one host"
-                    " evenstep run --private-network"
+                    " a network namespace (docs/servers.md)"
                 )
             self._meet(host, add_up)
             # A framework may wait for all workers when a script ends, as jax.distributed does. An error in one script
