@@ -1,5 +1,6 @@
 """What the tests of workers of several processes run in their processes: models that are split over a device mesh."""
 
+import math
 import os
 import runpy
 import signal
@@ -25,6 +26,8 @@ from support.sharded import Busy
 
 DDP, FSDP, HSDP, CONTEXT = ("dp", "tp"), ("shard", "tp"), ("replicate", "shard"), ("shard", "cp")
 HSDP_TP = (*HSDP, "tp")
+CLIP = {DDP: math.inf, FSDP: 0.1, HSDP: 0.1, HSDP_TP: 0.1}
+"""The norm to which gradients are clipped. torch does not know that of a model that was split by hand."""
 PLACEMENTS = (Shard(0),), (Shard(0),), (Shard(1),), (Replicate(),)
 """Of the parameters, over the dimension of tensor parallelism."""
 
@@ -40,15 +43,37 @@ def model_on(mesh, run, model=None):
     """The model, split and in DistributedDataParallel or shards, as the names of the mesh say."""
     model = training.model_of(run) if model is None else model
     names = mesh.mesh_dim_names
+    if "dp" in names:
+        split_by_hand(model, mesh["tp"])
+        return DistributedDataParallel(model, device_mesh=mesh["dp"])
     if "tp" in names:
         parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), f"{len(model) - 1}": RowwiseParallel()})
-    if "dp" in names:
-        return DistributedDataParallel(model, device_mesh=mesh["dp"])
     over = mesh[names]._flatten("shard_cp") if names == CONTEXT else mesh[tuple(each for each in names if each != "tp")]
     for layer in model:
         if list(layer.parameters()):
             fully_shard(layer, mesh=over)
     return fully_shard(model, mesh=over)
+
+
+class Sum(torch.autograd.Function):
+    """Sums outputs over peers, each of which then goes on alike."""
+
+    @staticmethod
+    def forward(_, outputs, group):
+        dist.all_reduce(outputs, group=group)
+        return outputs
+
+    @staticmethod
+    def backward(_, gradient):
+        return gradient, None
+
+
+def split_by_hand(model, mesh):
+    """Tensor parallelism with plain tensors, as of Megatron-LM."""
+    inner, outer = model[0], model[-1]
+    for each, dim in (inner.weight, 0), (inner.bias, 0), (outer.weight, 1):
+        each.data = each.data.chunk(mesh.size(), dim)[mesh.get_local_rank()].clone()
+    outer.forward = lambda inputs: Sum.apply(inputs @ outer.weight.T, mesh.get_group()) + outer.bias
 
 
 def prepared(run, names, *, dataset=None, model=None, **options):
@@ -75,7 +100,10 @@ def train(run, names):
     sizes, sums = [], []
     for _ in range(run.epochs):
         for inputs, targets in loader:
-            training.step(model, optimizer, inputs, targets)
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(inputs), targets).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP[names])
+            optimizer.step()
             sizes.append(loader.current.sizes.tolist())
             sums.append(float(inputs.sum()))
     return {"weights": whole(), "sizes": sizes, "sums": sums}
@@ -239,16 +267,18 @@ def refusals(run):
         "other data_dims": {"scheme": "bsp", "data_dims": ["fsdp"]},
         "no mesh": {"scheme": "bsp", "mesh": None},
         "slice": {"scheme": "bsp", "mesh": mesh["dp"]},
-        "plain": {"scheme": "bsp", "model": "plain"},
+        "plain": {"scheme": "bsp", "model": "split"},
+        "DDP": {"scheme": "bsp", "model": "dp"},
+        "no mesh for the plain": {"scheme": "bsp", "model": "split", "mesh": None, "data_dims": ()},
         "another group": {"scheme": "bsp", "model": "all"},
     }.items():
         model = training.model_of(run)
         given = {"mesh": mesh, "data_dims": ["dp"], **options}
         kind = given.pop("model", None)
-        if kind == "plain":
-            parallelize_module(model, mesh["tp"], {"0": ColwiseParallel()})
-        elif kind == "all":
-            model = DistributedDataParallel(model)
+        if kind in ("split", "dp"):
+            parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        if kind in ("dp", "all"):
+            model = DistributedDataParallel(model, device_mesh=mesh["dp"] if kind == "dp" else None)
         try:
             training.prepared(replace(run, scheme=given.pop("scheme"), options=given), model=model)
         except evenstep.ConfigError as error:

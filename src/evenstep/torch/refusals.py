@@ -78,18 +78,14 @@ def _require_model(model: torch.nn.Module, workers: Workers) -> None:
 
 
 def _require_over(model: torch.nn.Module, workers: Workers, peers: "Peers") -> None:
-    """Check that the gradients of a model that may be split are summed between the same peers of all workers."""
-    if isinstance(model, DistributedDataParallel):
-        own = dist.get_process_group_ranks(model.process_group)
-        if own != dist.get_process_group_ranks(workers.host_group):
-            raise ConfigError(
-                f"the model is in DistributedDataParallel over the ranks {own}, which are not those of its part of the"
-                f" model along {list(peers.dims)}: give it the mesh of these alone, as device_mesh=mesh['dp']"
-            )
-    elif not is_sharded(model) and any(hasattr(each, "device_mesh") for each in model.parameters()):
+    """Check that DistributedDataParallel, if the model is in one, sums between the same peers of all workers."""
+    if not isinstance(model, DistributedDataParallel):
+        return
+    own = dist.get_process_group_ranks(model.process_group)
+    if own != dist.get_process_group_ranks(workers.host_group):
         raise ConfigError(
-            "nothing sums the gradients of parameters that are split (DTensor): apply fully_shard on the mesh of"
-            " data_dims, or give DistributedDataParallel(model, device_mesh=mesh['dp']) and build the optimizer from it"
+            f"the model is in DistributedDataParallel over the ranks {own}, which are not those of its part of the"
+            f" model along {list(peers.dims)}: give it the mesh of these alone, as device_mesh=mesh['dp']"
         )
 
 
@@ -106,6 +102,19 @@ def _require_known_wrapper(model: torch.nn.Module, workers: Workers) -> None:
         from evenstep.torch.engines.sharded import require_shardable
 
         require_shardable(model, workers)
+    elif workers.count > 1:
+        _require_whole(model)
+
+
+def _require_whole(model: torch.nn.Module) -> None:
+    # DistributedDataParallel makes plain tensors of the parts, and a forward pass takes these from the module.
+    parts = model._module_parameters if isinstance(model, DistributedDataParallel) else model.parameters()
+    if any(hasattr(each, "device_mesh") or hasattr(each, "_st_info") for each in parts):
+        raise ConfigError(
+            "parameters of the model are split (DTensor), and without fully_shard each process would clip and save its"
+            " own part of them as the whole: apply fully_shard(model, mesh=mesh['dp']) after parallelize_module, not"
+            " DistributedDataParallel, and give prepare mesh and data_dims"
+        )
 
 
 def require_loader(loader: object, *, streams: bool = False) -> DataLoader[Any]:

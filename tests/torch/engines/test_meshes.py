@@ -4,7 +4,7 @@ import signal
 
 import numpy as np
 import pytest
-from support import meshes, training
+from support import meshes, sharded, training
 from support.meshes import DDP, FSDP, HSDP, HSDP_TP
 from support.processes import results, run_workers
 from support.training import Run
@@ -24,8 +24,9 @@ def test_changing_sizes_follow_the_trajectory_of_one_process(names, processes, w
     values = results(run_workers(meshes.train, processes, run, names))
     assert {len(sizes) for sizes in values[0]["sizes"]} == {workers}
     assert len({tuple(sizes) for sizes in values[0]["sizes"]}) > 6
+    expected = sharded.train_clipped_alone(run, 5 * workers, meshes.CLIP[names])
     for value in values:
-        np.testing.assert_allclose(value["weights"], training.train_alone(run, 5 * workers), rtol=0, atol=1e-10)
+        np.testing.assert_allclose(value["weights"], expected, rtol=0, atol=1e-10)
     peers = processes // workers
     for rank in range(0, processes, peers):  # Peers have the same batches.
         assert all(peer["sums"] == values[rank]["sums"] for peer in values[rank : rank + peers])
@@ -99,6 +100,11 @@ def test_what_does_not_go_with_a_mesh_is_refused_with_the_reason():
     )
     dims = "data_dims must name the dimensions of the mesh along which batches differ, some of ['dp', 'tp'], not {}: "
     dims += "give the mesh such names (mesh_dim_names), and name them in data_dims"
+    parts = (
+        "parameters of the model are split (DTensor), and without fully_shard each process would clip and save its own"
+        " part of them as the whole: apply fully_shard(model, mesh=mesh['dp']) after parallelize_module, not"
+        " DistributedDataParallel, and give prepare mesh and data_dims"
+    )
     assert said == {
         "local-sgd": apart.format("the scheme 'local-sgd:period=2'"),
         "micro_batch": apart.format("the scheme 'bsp:micro_batch=2'"),
@@ -110,8 +116,7 @@ def test_what_does_not_go_with_a_mesh_is_refused_with_the_reason():
         "other data_dims": dims.format("['fsdp']"),
         "no mesh": "data_dims names dimensions of a mesh, and there is none: give mesh, too",
         "slice": "the mesh has 2 of 4 processes: give the whole mesh, not a slice of it",
-        "plain": "nothing sums the gradients of parameters that are split (DTensor): apply fully_shard on the mesh of"
-        " data_dims, or give DistributedDataParallel(model, device_mesh=mesh['dp']) and build the optimizer from it",
+        **dict.fromkeys(("plain", "DDP", "no mesh for the plain"), parts),
         "another group": "the model is in DistributedDataParallel over the ranks [0, 1, 2, 3], which are not those of"
         " its part of the model along ['dp']: give it the mesh of these alone, as device_mesh=mesh['dp']",
     }
