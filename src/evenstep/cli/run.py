@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from msgspec import structs
 
-from evenstep.cli.arguments import Parser, as_path, require_run_dir, require_torch, warn_of_misplaced
+from evenstep.cli.arguments import Parser, as_path, require_torch, warn_of_misplaced
 from evenstep.core.errors import ConfigError
 from evenstep.launch.launch_settings import HEARTBEAT_SECONDS, SUMMARY_FILE, VARIABLES, LaunchSettings
 
@@ -97,8 +97,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
             raise ConfigError("--resume names the run directory already: leave out --run-dir")
         options.run_dir = options.resume
     _read_elastic(options)
-    if options.start_from is not None:
-        require_run_dir(options.start_from)
     return options
 
 
@@ -210,12 +208,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run in a network namespace of its own, which nothing outside reaches and which reaches nothing outside"
         " (on one host, as root)",
-    )
-    add(
-        "--start-from",
-        type=as_path,
-        metavar="RUN_DIR",
-        help="begin with the batch sizes that a run on the same workers ended with; its run directory",
     )
     add(
         "--timeout",
