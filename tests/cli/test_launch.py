@@ -70,7 +70,7 @@ def test_the_workers_get_the_options_and_the_script_its_arguments(tmp_path, monk
     (tmp_path / "cluster.toml").write_text(CLUSTER)
     monkeypatch.chdir(tmp_path)
     options = ["--scheme", "bsp", "--slow", "1=4x", "--slow", "0=+1ms", "--emulate", "cluster.toml", "--run-dir", "out"]
-    options += ["--start-from", ".", "--max-restarts", "1"]
+    options += ["--max-restarts", "1"]
     for name in VARIABLES.values():
         monkeypatch.setenv(name, "" if name == "EVENSTEP_BATCH_SIZES" else "what an option replaces")
     monkeypatch.setenv("EVENSTEP_TIMEOUT", "42")
@@ -100,12 +100,11 @@ def test_the_workers_get_the_options_and_the_script_its_arguments(tmp_path, monk
             "EVENSTEP_EMULATE": str(tmp_path / "cluster.toml"),
             "EVENSTEP_RUN_DIR": str(tmp_path / "out"),
             "EVENSTEP_TIMEOUT": "42",
-            "EVENSTEP_START_FROM": str(tmp_path),
         }
     assert told[0]["MASTER_PORT"] == told[1]["MASTER_PORT"] != "29500"
     assert capfd.readouterr().err == (
-        f"evenstep: {script} never called evenstep.prepare, so it ran without evenstep; --scheme, --slow, --emulate,"
-        " --run-dir and --start-from had no effect\n"
+        f"evenstep: {script} never called evenstep.prepare, so it ran without evenstep; --scheme, --slow, --emulate"
+        " and --run-dir had no effect\n"
     )
 
 

@@ -40,7 +40,7 @@ _EXAMPLE: Final = "evenstep plan --workers 4 -- train.py --epochs 10"
 _LARGEST: Final = 4096  # Samples of a worker; most devices are full far below.
 _FAR: Final = 0.1  # The difference between a run and its simulation that needs a word.
 _MANY: Final = 64  # Workers.
-_DECIDED: Final = ("scheme", "batch_sizes", "start_from", "resume", "framework")
+_DECIDED: Final = ("scheme", "batch_sizes", "resume", "framework")
 """Options of `evenstep run` that would change what is measured."""
 
 

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from msgspec import structs
 
-from evenstep.cli.arguments import Parser, as_path, require_run_dir, require_torch, warn_of_misplaced
+from evenstep.cli.arguments import Parser, as_path, require_torch, warn_of_misplaced
 from evenstep.core.errors import ConfigError
 from evenstep.launch.launch_settings import HEARTBEAT_SECONDS, SUMMARY_FILE, VARIABLES, LaunchSettings
 
@@ -97,8 +97,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
             raise ConfigError("--resume names the run directory already: leave out --run-dir")
         options.run_dir = options.resume
     _read_elastic(options)
-    if options.start_from is not None:
-        require_run_dir(options.start_from)
     return options
 
 
@@ -204,12 +202,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         choices=_FRAMEWORKS,
         help="let workers of another framework than PyTorch meet, on one host: sets TF_CONFIG for tensorflow and"
         " JAX_COORDINATOR_ADDRESS for jax, and starts the scheduler and server of mxnet's kvstore",
-    )
-    add(
-        "--start-from",
-        type=as_path,
-        metavar="RUN_DIR",
-        help="begin with the batch sizes that a run on the same workers ended with; its run directory",
     )
     add(
         "--timeout",

@@ -26,11 +26,10 @@ VARIABLES: Final = MappingProxyType(
         "emulate": "EVENSTEP_EMULATE",
         "run_dir": "EVENSTEP_RUN_DIR",
         "timeout": "EVENSTEP_TIMEOUT",
-        "start_from": "EVENSTEP_START_FROM",
     }
 )
 """The settings that a user may put into the environment, and their variables. An empty variable counts as not set."""
-_PATHS: Final = frozenset({"emulate", "run_dir", "start_from"})
+_PATHS: Final = frozenset({"emulate", "run_dir"})
 _SET_BY_EVENSTEP: Final = frozenset(
     {VARIABLE, "EVENSTEP_SECRET", "EVENSTEP_RESTART", "EVENSTEP_JOINED", "EVENSTEP_TASKS"}
 )
@@ -53,7 +52,6 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
         emulate: The path of a cluster file.
         run_dir: The run directory. Paths are absolute.
         timeout: Seconds to wait for another worker, as text.
-        start_from: The run directory of an earlier run, with whose sizes this one begins.
         resume: Whether the run directory holds a run to be continued.
         servers: The addresses of shard 0, of shard 1, ..., if the launcher started servers.
         survey_up_to: The largest batch to try, if the run only measures the workers, at sizes that evenstep chooses.
@@ -69,7 +67,6 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
     emulate: str | None = None
     run_dir: str | None = None
     timeout: str | None = None
-    start_from: str | None = None
     resume: bool = False
     servers: tuple[tuple[str, ...], ...] = ()
     survey_up_to: int | None = None

@@ -234,7 +234,7 @@ def _check(request: RunRequest, workers: Workers, own_loader: Callable[[], _OwnL
             )
         first = largest = UNLIMITED  # Any number of micro-batches fits.
     device = request.device
-    told = record_of(scheme, request.launched, folder, rank=workers.rank, host=workers.host, device=identity, hold=hold)
+    told = record_of(scheme, host=workers.host, device=identity, hold=hold)
     found = _found_limit(request, told["identity"], workers, by_cost=loader.costs is not None)
     parameters = [parameter for model in request.models for parameter in model.parameters()]
     record = {

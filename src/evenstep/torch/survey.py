@@ -26,8 +26,7 @@ from evenstep.torch.refusals import require_loader
 from evenstep.torch.request import RunRequest
 from evenstep.worker.agreement import Agreed
 from evenstep.worker.device_memory import EmulatedMemory, MemoryProbe, host_memory
-from evenstep.worker.earlier import identity_of
-from evenstep.worker.hold import Hold
+from evenstep.worker.hold import Hold, identity_of
 from evenstep.worker.tracker import Tracker
 
 if TYPE_CHECKING:

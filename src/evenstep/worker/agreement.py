@@ -20,8 +20,7 @@ from evenstep.core.values import UNLIMITED, IntArray, Problem
 from evenstep.core.version import VERSION
 from evenstep.launch.launch_settings import VARIABLES, LaunchSettings, read_cluster, require_emulable
 from evenstep.schemes import Scheme, placed
-from evenstep.worker.earlier import earlier_start, identity_of
-from evenstep.worker.hold import Hold
+from evenstep.worker.hold import Hold, identity_of
 
 Exchange: TypeAlias = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
 """Exchanges this worker's record, as JSON, for the records of all workers, by rank; all workers call it together."""
@@ -138,19 +137,10 @@ def require_same(records: Sequence[Mapping[str, Any]]) -> None:
     require_agreement(records, {key: field for key, field in _MUST_AGREE.items() if key in everywhere})
 
 
-def record_of(
-    scheme: Scheme,
-    launched: LaunchSettings,
-    folder: Path | None,
-    *,
-    rank: int,
-    host: str,
-    device: str,
-    hold: Hold | None,
-) -> dict[str, Any]:
+def record_of(scheme: Scheme, *, host: str, device: str, hold: Hold | None) -> dict[str, Any]:
     """Return what each worker tells the others about itself, besides its smallest and largest batch.
 
-    `folder` is the folder for events; `device` identifies the worker's device, also in later runs.
+    `device` identifies the worker's device, also in later runs.
     """
     return {
         "version": VERSION,
@@ -158,7 +148,6 @@ def record_of(
         "host": host,
         "device": device,
         "identity": identity_of(device, hold),
-        "earlier": earlier_start(launched, folder, rank),
     }
 
 

@@ -1,5 +1,6 @@
 """Emulates a slow device: holds this worker until its emulated compute is over."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import final
@@ -106,3 +107,11 @@ class Hold:
     def sample(self) -> Factors:
         """Return the driving factors before the iteration after the one that was held last."""
         return factors_of(self.disturbance, worker=self.worker, iteration=self._iteration + 1)
+
+
+def identity_of(device: str, hold: Hold | None) -> str:
+    """Return a text that identifies this worker, in later runs too: its device, and what is emulated on it."""
+    if hold is None:
+        return device
+    emulated = repr((hold.disturbance, hold.largest_batch, hold.memory)).encode()
+    return f"{device}, emulating {hashlib.blake2b(emulated, digest_size=4).hexdigest()}"

@@ -21,7 +21,6 @@ from evenstep.worker.activity import Activity
 from evenstep.worker.agreement import Agreed
 from evenstep.worker.device_memory import LearntLimit
 from evenstep.worker.device_state import WithDevice
-from evenstep.worker.earlier import first_policy, last_sizes
 from evenstep.worker.factors import FactorSampler
 from evenstep.worker.meter import Meter, Stopwatch
 from evenstep.worker.source import command, commit_of
@@ -49,11 +48,10 @@ def open_tracker(
 
     Events go to the `folder`, which is the script's argument (`by_argument`) or the environment's, as errors say.
     `threads` compute; `memory` learns this worker's largest batch, if it can be learned; `lags` as in `Tracker`. If
-    workers come and go, this one has a `recorder`, and keeps no sizes for the next start. Of a worker's processes, the
-    one that `leads` keeps the records.
+    workers come and go, this one has a `recorder`. Of a worker's processes, the one that `leads` keeps the records.
     """
     scheme, records, hold, clock, rank = agreed.scheme, agreed.workers, agreed.own.hold, time.perf_counter, worker.rank
-    forecasts, stays = scheme.load.uses_forecasts, recorder is None and leads
+    forecasts, sums_up = scheme.load.uses_forecasts, recorder is None and leads and not rank
     folder = folder if leads else None
     kept = record_in(folder, rank, by_argument=by_argument) if recorder is None else Silent()
     # The first worker on each host records everybody's sizes: hosts may have separate directories. On servers all do:
@@ -61,7 +59,7 @@ def open_tracker(
     first_on_host = all(each["host"] != records[rank]["host"] for each in records[:rank])
     return Tracker(
         workers=worker,
-        policy=first_policy(scheme, agreed.problem, records, rank),
+        policy=scheme.policy(len(records)),
         problem=agreed.problem,
         limits=SizeLimits(scheme.load, agreed.problem, agreed.limits),
         meter=Meter(
@@ -74,13 +72,12 @@ def open_tracker(
         recorder=recorder
         or Logged(kept if folder is None else WithDevice.of(kept, records[rank]["device"], clock), rank),
         follows_speed=scheme.load.follows_speed,
-        last_sizes=last_sizes(scheme, records, launched, folder, rank) if stays else None,
         lags=lags,
         tells_plans=first_on_host or scheme.served is not None,
         clock=clock,
         hold=hold,
         activity=activity,
-        summary=_summary(agreed, launched) if stays and not rank else None,
+        summary=_summary(agreed, launched) if sums_up else None,
     )
 
 

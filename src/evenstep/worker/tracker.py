@@ -23,7 +23,6 @@ from evenstep.core.values import Basis, IntArray, Problem, Reports, State
 from evenstep.telemetry import Logged
 from evenstep.telemetry.events import CheckpointDone, Disturbed, IterationDone, Noted, Planned
 from evenstep.worker.activity import Activity
-from evenstep.worker.earlier import LastSizes
 from evenstep.worker.hold import Hold
 from evenstep.worker.iteration import Iteration, PushOutcome
 from evenstep.worker.meter import Meter
@@ -41,7 +40,6 @@ class Tracker:
         stopwatch: The meter's, which runs while this worker computes.
         hold: Emulates slowness; None for a real device.
         activity: The activity of the main thread, for this worker's pulse.
-        last_sizes: Keeps the basis of the sizes for the next start; None if another worker does, or nothing does.
         follows_speed: Whether sizes depend on the reports, so that they are decided anew after each.
         lags: By how many iterations each worker's measurements come late; None if shares are not computed whole.
         tells_plans: Whether this worker is the one that records everybody's sizes.
@@ -61,7 +59,6 @@ class Tracker:
     clock: Callable[[], float]
     hold: Hold | None = None
     activity: Activity = field(default_factory=Activity)
-    last_sizes: LastSizes | None = None
     follows_speed: bool = True
     lags: Sequence[int] | None = None
     tells_plans: bool = True
@@ -164,8 +161,6 @@ class Tracker:
                     Planned(worker=self.workers.rank, iteration=self._number, batch_sizes=sizes.tolist(), basis=basis)
                 )
             self._sizes, self._basis = sizes, basis
-            if self.last_sizes is not None and basis == "speed":
-                self.last_sizes.keep(self.policy, changed=True)
 
     @property
     def smallest_batch(self) -> int:
@@ -342,8 +337,6 @@ class Tracker:
         if self.follows_speed:
             self.policy.observe(reports)
             self._planned_for = None
-        if self.last_sizes is not None:
-            self.last_sizes.keep(self.policy, changed=False)
         now = self.iteration
         if now is not None and self.lags is not None and self._sample_times is not None:
             self._sample_times.observe(now.share if now.passes == 1 else None, now.share.loads, self.lags, reports)

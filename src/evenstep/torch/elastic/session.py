@@ -302,7 +302,7 @@ class ElasticSession:
             batch_sizes=None,
             global_batch_size=whole,
             emulate=None,  # This and `slow` are of a replica, whatever its rank.
-            launched=msgspec.structs.replace(self._launched, slow=(), emulate=None, start_from=None),
+            launched=msgspec.structs.replace(self._launched, slow=(), emulate=None),
         )
 
     # The state.

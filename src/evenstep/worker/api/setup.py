@@ -115,7 +115,7 @@ class Asked:
         host = socket.gethostname()
         device = f"{host}, worker {self.rank}"
         record = {
-            **record_of(scheme, self.launched, self.events_dir, rank=self.rank, host=host, device=device, hold=hold),
+            **record_of(scheme, host=host, device=device, hold=hold),
             **{name: getattr(self, name) for name in same},
             "largest_batch": largest,
             "largest_first": largest,
