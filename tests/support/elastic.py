@@ -9,10 +9,13 @@ import time
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from support.guard import GUARD_SECONDS
+from support.ports import free_port
 from support.processes import CONTEXT
 
 os.environ.setdefault("RUST_LOG", "error")  # torchft reads this when it is imported, and tells of each quorum.
@@ -31,7 +34,8 @@ class Elastic:
     the samples with which a process (replica and life) is started instead of `samples`, or None for other contents.
     `habit`: how the script weighs and measures, `plain` or `units`. `until`: the step after which all stop, and replica
     0 saves its state in the file `checkpoint`; a run without `until` begins with what is saved there. `momentum` and
-    `decay`: of the optimizer, and of its rate after each 7 steps.
+    `decay`: of the optimizer, and of its rate after each 7 steps. `split`: the names of the dimensions of a replica's
+    mesh, as in `support.meshes`; it has two processes then, of which the second does what `faults` says.
     """
 
     replicas: int = 3
@@ -51,6 +55,12 @@ class Elastic:
     habit: str = "plain"
     momentum: float = 0.9
     decay: float = 0.9
+    split: tuple = ()
+
+    @property
+    def processes(self):
+        """Of each replica."""
+        return 2 if self.split else 1
 
     @property
     def local(self):
@@ -78,7 +88,7 @@ def parts(run, other=(), reads=None):
     samples = run.samples if None in other or not other else other[0]
     generator = torch.Generator().manual_seed(8 if None in other else 7)
     inputs = torch.randn(samples, FEATURES, generator=generator, dtype=torch.float64)
-    torch.manual_seed(1 + int(os.environ.get("RANK", "0")))  # What replicas begin with is not the same by itself.
+    torch.manual_seed(1 + int(os.environ["SLOT"]))  # What replicas begin with is not the same by itself.
     layers = torch.nn.Sequential(torch.nn.Linear(FEATURES, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
     dataset = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())
     if reads is not None:
@@ -112,9 +122,9 @@ def alone(run, left_out=()):
 
     found = []
     for first in range(run.replicas):
-        os.environ["RANK"] = str(first)
+        os.environ["SLOT"] = str(first)
         layers, optimizer, loader = parts(run)
-        del os.environ["RANK"]
+        del os.environ["SLOT"]
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
         for epoch in range(run.epochs):
             order = torch.randperm(run.samples, generator=torch.Generator().manual_seed(epoch))
@@ -139,9 +149,9 @@ def alone_locally(run, steps):
 
     found, diloco = [], run.options["scheme"].startswith("diloco")
     for first in range(run.replicas):
-        os.environ["RANK"] = str(first)
+        os.environ["SLOT"] = str(first)
         layers, optimizer, loader = parts(run)
-        del os.environ["RANK"]
+        del os.environ["SLOT"]
         weights, taken = list(layers.parameters()), 0
         outer = torch.optim.SGD(weights, lr=0.7, momentum=0.9, nesterov=True)
         for period in sorted({line["step"] for line in steps}):
@@ -206,7 +216,7 @@ def left_of(run, lines):
     return [each for each in range(start, start + sum(lines[0]["sizes"])) if each not in taken]
 
 
-def replica(run, slot, life, lighthouse, all_here, coming, folder):
+def replica(run, slot, life, rank, port, lighthouse, all_here, coming, folder):
     """One process of a replica."""
     import torch
 
@@ -219,19 +229,34 @@ def replica(run, slot, life, lighthouse, all_here, coming, folder):
     warnings.showwarning = lambda message, *_: Path(folder, f"{slot}-{life}.warning").write_text(f"{message}")
     other = [given for process, given in run.other.items() if process == (slot, life)]
     settings = LaunchSettings(
-        elastic=(1, run.replicas), lighthouse=lighthouse, slow=run.slow, timeout=str(run.timeout_seconds)
+        elastic=(1, run.replicas),
+        nproc_per_replica=run.processes,
+        lighthouse=lighthouse,
+        slow=run.slow,
+        timeout=str(run.timeout_seconds),
     )
-    os.environ.update(settings.to_environment(), RANK=str(slot), RUST_LOG="error", GLOO_SOCKET_IFNAME="lo")
+    place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(run.processes)}
+    place |= {"SLOT": str(slot), "REPLICA_GROUP_ID": str(slot), "RANK": str(rank if run.split else slot)}
+    os.environ.update(settings.to_environment() | place, RUST_LOG="error", GLOO_SOCKET_IFNAME="lo")
     reads = Path(folder, f"{slot}-{life}.reads") if run.num_workers else None
     model, optimizer, loader = parts(run, other, reads)
+    options, weights = dict(run.options), partial(flattened, model)
+    if run.split:
+        model, optimizer, weights, told = split(run, model)
+        options |= told
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, run.decay)
     whole = run.global_batch_size or None
     model, optimizer, loader = evenstep.prepare(
-        model, optimizer, loader, global_batch_size=whole, schedulers=scheduler, **run.options
+        model, optimizer, loader, global_batch_size=whole, schedulers=scheduler, **options
     )
     saved = (model, optimizer, scheduler, loader)
     restore(run, saved)
-    mine = sorted((step, fault) for (each, step), fault in run.faults.items() if each == slot)[life : life + 1]
+    name = f"{slot}-{life}" + (f"-{rank}" if rank else "")
+    mine = (
+        []
+        if rank + 1 < run.processes
+        else sorted((step, fault) for (each, step), fault in run.faults.items() if each == slot)[life : life + 1]
+    )
     if life == 0:
         all_here.wait(GUARD_SECONDS)
     if (slot, life) in coming:
@@ -239,11 +264,11 @@ def replica(run, slot, life, lighthouse, all_here, coming, folder):
     try:
         first = loader.epoch
     except EvenstepError as error:
-        Path(folder, f"{slot}-{life}.error").write_text(str(error), encoding="utf-8")
+        Path(folder, f"{name}.error").write_text(str(error), encoding="utf-8")
         raise
     session = loader.session
     with (
-        Path(folder, f"{slot}-{life}.jsonl").open("w", encoding="utf-8") as log,
+        Path(folder, f"{name}.jsonl").open("w", encoding="utf-8") as log,
         counting(session, write(log)) as pending,
     ):
         for epoch in range(first, run.epochs):
@@ -252,7 +277,14 @@ def replica(run, slot, life, lighthouse, all_here, coming, folder):
                 fault = next((fault for due, fault in mine if step >= due and len(pending) >= run.late), "")
                 loss = train(run, fault, model, optimizer, loader, inputs, targets)
                 scheduler.step()
-                line = {"step": step, "epoch": epoch, "sizes": loader.batch_sizes, "slot": slot, "life": life}
+                line = {
+                    "step": step,
+                    "epoch": epoch,
+                    "sizes": loader.batch_sizes,
+                    "slot": slot,
+                    "life": life,
+                    "rank": rank,
+                }
                 line |= {"positions": list(loader.newest.positions[: loader.newest.samples]), "at": time.time()}
                 line |= {"loss": loss, "nan": fault == "nan", "iteration": loader.newest.iteration}
                 if run.local:
@@ -263,8 +295,27 @@ def replica(run, slot, life, lighthouse, all_here, coming, folder):
                     return save(run, slot, saved)
                 for process in run.waits.get(loader.session.step, ()):
                     assert process == (slot, life) or coming[process].wait(GUARD_SECONDS)
-    weights = torch.cat([each.detach().flatten() for each in model.parameters()])
-    Path(folder, f"{slot}-{life}.weights").write_text(json.dumps(weights.tolist()), encoding="utf-8")
+    Path(folder, f"{name}.weights").write_text(json.dumps(weights().tolist()), encoding="utf-8")
+
+
+def flattened(model):
+    import torch
+
+    return torch.cat([each.detach().flatten() for each in model.parameters()])
+
+
+def split(run, model):
+    """The model, split over the processes of this replica; its optimizer, its whole weights, and what evenstep is told."""
+    import torch
+
+    from support import meshes
+
+    torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=GUARD_SECONDS))
+    mesh = meshes.mesh_of(run.split)
+    model = meshes.model_on(mesh, run, model)
+    weights = partial(meshes.whole, list(model.parameters()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=run.momentum)
+    return model, optimizer, weights, {"mesh": mesh, "data_dims": tuple({"shard"} & {*run.split})}
 
 
 @contextmanager
@@ -344,7 +395,7 @@ def run_replicas(run, *, restarts=1) -> Outcome:
     )
     address = f"http://127.0.0.1:{lighthouse.address().rpartition(':')[2]}"
     coming = {process: CONTEXT.Event() for waited in run.waits.values() for process in waited}
-    all_here = CONTEXT.Barrier(run.replicas)
+    all_here = CONTEXT.Barrier(run.replicas * run.processes)
     outcome, deadline = Outcome(), time.monotonic() + GUARD_SECONDS
     left = dict.fromkeys(range(run.replicas), restarts) if isinstance(restarts, int) else dict(restarts)
     stopped = {slot for (slot, _), fault in run.faults.items() if fault == "stop"}
@@ -352,17 +403,27 @@ def run_replicas(run, *, restarts=1) -> Outcome:
         running: dict[Any, tuple[int, int, Any]] = {}
 
         def start(slot, life):
-            process = CONTEXT.Process(target=replica, args=(run, slot, life, address, all_here, coming, folder))
-            process.start()
-            running[process.sentinel] = slot, life, process
+            port = free_port()
+            for rank in range(run.processes):
+                arguments = (run, slot, life, rank, port, address, all_here, coming, folder)
+                process = CONTEXT.Process(target=replica, args=arguments)
+                process.start()
+                running[process.sentinel] = slot, life, process
 
         def ended(sentinel):
+            if sentinel not in running:
+                return
             slot, life, process = running.pop(sentinel)
             process.join()
             outcome.exits.append((slot, life, process.exitcode))
-            if process.exitcode and left.get(slot):
-                left[slot] -= 1
-                start(slot, life + 1)
+            if process.exitcode:
+                for other in [key for key, (each, *_) in running.items() if each == slot]:
+                    _, _, peer = running.pop(other)
+                    peer.kill()
+                    peer.join()
+                if left.get(slot):
+                    left[slot] -= 1
+                    start(slot, life + 1)
 
         for slot in range(run.replicas):
             start(slot, 0)

@@ -25,6 +25,7 @@ from support import training
 from support.sharded import Busy
 
 DDP, FSDP, HSDP, CONTEXT = ("dp", "tp"), ("shard", "tp"), ("replicate", "shard"), ("shard", "cp")
+TP, SHARDS = ("tp",), ("shard",)
 HSDP_TP = (*HSDP, "tp")
 CLIP = {DDP: math.inf, FSDP: 0.1, HSDP: 0.1, HSDP_TP: 0.1}
 """The norm to which gradients are clipped. torch does not know that of a model that was split by hand."""
@@ -48,6 +49,8 @@ def model_on(mesh, run, model=None):
         return DistributedDataParallel(model, device_mesh=mesh["dp"])
     if "tp" in names:
         parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), f"{len(model) - 1}": RowwiseParallel()})
+    if names == TP:
+        return model
     over = mesh[names]._flatten("shard_cp") if names == CONTEXT else mesh[tuple(each for each in names if each != "tp")]
     for layer in model:
         if list(layer.parameters()):
@@ -84,15 +87,20 @@ def prepared(run, names, *, dataset=None, model=None, **options):
     dims = tuple(name for name in names if name not in ("tp", "cp"))
     run = replace(run, options={**run.options, "mesh": mesh, "data_dims": dims, **options})
 
-    def whole():
+    def all_of_them():
         parts = [each if isinstance(each, DTensor) else None for each in parameters]
         full = [
             DTensor.from_local(each, mesh["tp"], placements) if part is None else part
             for each, part, placements in zip(parameters, parts, PLACEMENTS, strict=True)
         ]
-        return torch.cat([each.full_tensor().detach().flatten() for each in full]).tolist()
+        return whole(full).tolist()
 
-    return *training.prepared(run, model=split, dataset=dataset), whole
+    return *training.prepared(run, model=split, dataset=dataset), all_of_them
+
+
+def whole(parameters):
+    """The whole weights of which these DTensors are parts."""
+    return torch.cat([each.full_tensor().detach().flatten() for each in parameters])
 
 
 def train(run, names):
