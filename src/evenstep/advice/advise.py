@@ -8,11 +8,10 @@ from evenstep.advice.machines import Machines, longest
 from evenstep.advice.reasons import reasons
 from evenstep.core.errors import ConfigError
 from evenstep.core.sync.barrier import Barrier
+from evenstep.report.account.verdict import PLAIN
 from evenstep.schemes import parse_scheme
 from evenstep.sim import Scenario, SimulatedRun, simulate
 
-PLAIN: Final = "bsp"
-"""Equal sizes behind a barrier, like plain DistributedDataParallel."""
 EXACT: Final = (PLAIN, "lb-bsp", "dbs")
 """The compared schemes whose gradients are never stale."""
 STALE: Final = ("ssp", "dssp", "asp", "ssp:load=lb-bsp", "dssp:load=lb-bsp", "asp:load=lb-bsp")

@@ -3,21 +3,20 @@
 from collections.abc import Callable
 from typing import Final
 
-from evenstep.advice.advise import PLAIN, WORTH, advise
+from evenstep.advice.advise import WORTH, advise
 from evenstep.advice.machines import Machines
 from evenstep.core.errors import ConfigError
-from evenstep.report.account.account import Part
-from evenstep.report.account.verdict import Verdict
+from evenstep.report.account.verdict import PLAIN, Verdict
 
 BALANCED: Final = "lb-bsp"
 
 
-def balancing(scheme: str, verdict: Verdict, machines: Callable[[], Machines], then: str) -> str:
+def balancing(verdict: Verdict, machines: Callable[[], Machines], then: str) -> str:
     """What `lb-bsp` would gain over a run under `bsp`, as `evenstep plan` predicts it; and `then`, where it does gain.
 
-    Empty for other schemes, for a run that is too short, and where sizes cannot help: another cause than compute.
+    Empty where the verdict says that sizes cannot help.
     """
-    if scheme != PLAIN or not verdict.decided or verdict.cause not in (None, Part.COMPUTE):
+    if not verdict.sizes_may_help:
         return ""
     try:
         advice = advise(machines(), schemes=(BALANCED,))
