@@ -108,7 +108,7 @@ class LiveRun:
         if isinstance(event, Run):
             self._slowness.pop(worker, None)
         elif isinstance(event, Disturbed):
-            self._slowness[worker] = _slowed(event.factor, event.extra_seconds)
+            self._slowness[worker] = f"slowed {event.by}" if event.by else ""
 
     def view(self, now: float) -> LiveView | None:
         """The current view of the run; None until a worker has finished an iteration."""
@@ -176,13 +176,6 @@ def _latest(run: RecordedRun) -> tuple[str, ...]:
         return -math.inf if each.event.at is None else each.event.at + run.wall_offset(each.writer)
 
     return tuple(each.text for each in sorted(run.happenings, key=when) if not each.routine)[-3:]
-
-
-def _slowed(factor: float, extra_seconds: float) -> str:
-    """Describe the slowing in the width of a table column; empty for a worker that is not slowed."""
-    by = [f"{factor:.3g}x"] if factor != 1 else []
-    by += [f"{1000 * extra_seconds:.3g} ms"] if extra_seconds else []
-    return f"slowed {', '.join(by)}" if by else ""
 
 
 # For a terminal of any size.

@@ -187,6 +187,13 @@ class Disturbed(WorkerEvent, frozen=True, kw_only=True, tag="disturbance"):
     factor: _Number
     extra_seconds: _Seconds
 
+    @property
+    def by(self) -> str:
+        """The slowing in a few words, such as `4x + 50 ms`; empty if it ends."""
+        parts = [f"{self.factor:.3g}x"] if self.factor != 1 else []
+        parts += [f"{1000 * self.extra_seconds:.3g} ms"] if self.extra_seconds else []
+        return " + ".join(parts)
+
 
 @final
 class Failed(WorkerEvent, frozen=True, kw_only=True, tag="error"):
