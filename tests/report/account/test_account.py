@@ -185,16 +185,6 @@ def test_a_disturbed_run_has_a_verdict_once_it_is_known_how_long_workers_wait():
     assert verdict_of(disturbed(80), range(3), "bsp").text.startswith("Waiting takes 43% of all workers' time")
 
 
-@pytest.mark.parametrize(("cost", "told"), [(0.0, ""), (12.7, "; a change of sizes costs 12 iterations")])
-def test_it_is_told_what_changes_of_sizes_cost(cost, told):
-    account, run = Account(3, 36), a_run()
-    longest = run.own[0][:, 6].max()
-    for compiled in (5, 65, 66):
-        run.own[0][:, compiled] += cost * longest
-    account.take(run)
-    assert lines_of(account, "lb-bsp")[0].endswith(f"12 12 12 at first, 16 16 4 at the end{told}.")
-
-
 def test_what_a_longer_account_of_the_run_tells_is_enough_to_judge_its_latest_iterations():
     latest, longer = slowed_by_worker_2(5), slowed_by_worker_2(60)
     assert verdict_of(latest, range(3), "bsp", longer=longer).worker == 2

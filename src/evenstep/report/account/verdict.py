@@ -31,8 +31,6 @@ _OPEN: Final = 1.6
 """For an interval whose ends differ by more than this, only the ends are reported."""
 _GAINED: Final = 0.02
 """The least gain to mention, unless it is due to a slow worker."""
-_CHANGE_COSTS: Final = 0.1
-"""The least cost of a change of sizes to mention, in iterations."""
 _MAIN: Final = 0.2
 """The least share of the waiting for which a worker is named as its cause."""
 _COMMUNICATION: Final = 0.25
@@ -250,9 +248,6 @@ def summary_lines(account: Account, scheme: str, verdict: Verdict) -> list[str]:
     """Describe a run behind a barrier in two to five lines."""
     first, last = account.first_sizes, account.last_sizes
     sizes = sizes_text(last) if last == first else f"{sizes_text(first)} at first, {sizes_text(last)} at the end"
-    if account.change_cost >= _CHANGE_COSTS:
-        costs = f"{account.change_cost:.{int(account.change_cost < 10)}f}".removesuffix(".0")
-        sizes += f"; a change of sizes costs {costs} iteration" + ("" if costs == "1" else "s")
     head = head_text(scheme, account.workers, account.seconds, float(account.samples.sum()))
     if account.workers == 1 and verdict.cause is not Part.INPUT:
         return [f"{head}."]
