@@ -41,7 +41,8 @@ def _added(default: _T) -> _T:
     return field(default_factory=lambda: default)
 
 
-class Event(Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True):
+# No event can be part of a reference cycle, and readers make millions: the garbage collector need not look at them.
+class Event(Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True, gc=False):
     """Base of all events in a log; `at` is None if the time is unknown."""
 
     at: _Number | None = None
