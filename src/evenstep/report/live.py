@@ -19,7 +19,7 @@ from evenstep.report.conclusions import account_of, served_workers
 from evenstep.report.happened import Happening
 from evenstep.report.recorded import RecordedRun, RunBuilder
 from evenstep.report.summary import ElasticSummary, WorkerSummary, elastic_summary, worker_summary
-from evenstep.telemetry.events import Disturbed, Ended, Event, Failed, Joined, Left, MembersChanged, Run, WorkerEvent
+from evenstep.telemetry.events import Disturbed, Ended, Event, Failed, Joined, Left, Run, WorkerEvent
 
 _RECENT: Final = 50
 """The number of each worker's latest iterations behind all numbers: enough to be stable, few enough to be current."""
@@ -81,16 +81,12 @@ class LiveRun:
         self._over: dict[int, str] = {}
         self._left: dict[int, str] = {}
         self._slowness: dict[int, str] = {}
-        self._members: tuple[int, ...] | None = None
-        self._members_at = -math.inf
 
     def take(self, event: Event, now: float) -> None:
         """Add an event that came at `now`, in seconds of any clock."""
         self._builder.take(event)
         if isinstance(event, WorkerEvent):
             self._hear(event, now)
-            if isinstance(event, MembersChanged) and event.at > self._members_at:
-                self._members_at, self._members = event.at, tuple(event.members)
         elif isinstance(event, Left):
             self._left[event.worker] = "finished" if event.why == Why.DONE else "gone"
         elif isinstance(event, Joined):
@@ -152,10 +148,9 @@ class LiveRun:
     def _state(self, run: RecordedRun, worker: int, iteration_seconds: float, now: float) -> str:
         silent = now - self._heard.get(worker, now)
         over = self._over.get(worker) or self._left.get(worker)
-        if over is None and self._members is not None and worker not in self._members:
-            over = "gone"
-        if over is not None:
-            return over
+        members = () if run.elastic is None else run.elastic.members
+        if over is not None or (members and worker not in members):
+            return over or "gone"
         if silent >= max(_SILENT_SECONDS, _SILENT_ITERATIONS * iteration_seconds) and not run.simulated:
             return f"silent {duration(round(silent))}"
         return self._slowness.get(worker) or ("simulated" if run.simulated else "training")
