@@ -15,7 +15,7 @@ from evenstep import __version__
 from evenstep.cli import run as run_subcommand
 from evenstep.cli.arguments import Parser, as_path, require_torch, require_writable, write_text
 from evenstep.cli.demonstration.setting import BATCH_SIZE, CLUSTER, EPOCHS, IDEAL_SPEED_UP, SEED, WORKERS, folder_of
-from evenstep.cli.simulate_schemes import split_schemes
+from evenstep.cli.simulated import split_schemes
 from evenstep.core.errors import ConfigError
 from evenstep.launch.run_failed import RunFailedError
 from evenstep.report.overview import RunOverview, overview_of
