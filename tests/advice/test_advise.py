@@ -11,7 +11,6 @@ from evenstep.advice.advise import _simulated, is_exact
 from evenstep.cli.main import main
 from evenstep.cluster import parse_cluster
 from evenstep.core.errors import ConfigError
-from evenstep.report.account.account import Part
 from evenstep.report.conclusions import account_of, conclusions_of
 from evenstep.report.recorded import read_run
 from evenstep.schemes import parse_scheme
@@ -128,11 +127,10 @@ def test_the_simulation_of_the_runs_own_scheme_is_compared_with_the_run(run_of):
 def test_a_run_with_equal_sizes_is_told_at_its_end_what_the_plan_tells_of_its_record(run_of, cluster, said):
     run = read_run(run_of(cluster, "bsp", "--iterations", "100", "--exchange", "5 ms"))
     verdict = conclusions_of(run).verdict
-    ended = balancing("bsp", verdict, lambda: accounted_machines(account_of(run)), "it")
+    ended = balancing(verdict, lambda: accounted_machines(account_of(run)), "it")
     assert re.fullmatch(said, ended)
-    assert ended == balancing("bsp", verdict, lambda: measured_machines(run), "it")
-    assert balancing("lb-bsp", verdict, lambda: measured_machines(run), "it") == ""
-    assert balancing("bsp", replace(verdict, cause=Part.INPUT), lambda: measured_machines(run), "it") == ""
+    assert ended == balancing(verdict, lambda: measured_machines(run), "it")
+    assert balancing(replace(verdict, sizes_may_help=False), lambda: measured_machines(run), "it") == ""
 
 
 def test_equal_workers_have_nothing_to_gain():

@@ -3,7 +3,7 @@ import json
 import pytest
 from support.records import check_records
 
-from evenstep.cli.demonstration import runs as demo_runs
+from evenstep.cli import demo
 from evenstep.cli.demonstration.setting import IDEAL_SPEED_UP
 from evenstep.cli.main import main
 from evenstep.report.recorded import read_run
@@ -18,7 +18,7 @@ def test_the_ideal_is_that_of_the_emulated_speeds():
 @pytest.mark.multiprocess
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # torchrun's own log files
 def test_a_short_demo_compares_with_one_start_of_the_workers_and_reports(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(demo_runs, "EPOCHS", 1)
+    monkeypatch.setattr(demo, "EPOCHS", 1)
     folder, page = tmp_path / "events", tmp_path / "page.html"
     assert main(["demo", "--json", "--run-dir", str(folder), "--report", str(page)]) == 0
     output = capfd.readouterr()

@@ -108,21 +108,6 @@ def test_the_workers_get_the_options_and_the_script_its_arguments(tmp_path, monk
     )
 
 
-def test_options_of_ours_after_the_script_are_warned_of_and_are_the_scripts(tmp_path, capfd):
-    takes = tmp_path / "takes.py"
-    takes.write_text("import sys\nprint(sys.argv[1:])  # takes --json\n")
-    assert run(takes, "--workers", 2, "--scheme=bsp", "--json", "--epochs", 3, "--worker") == 0
-    said = capfd.readouterr()
-    assert said.out == "['--workers', '2', '--scheme=bsp', '--json', '--epochs', '3', '--worker']\n"
-    assert said.err.splitlines()[:-1] == [
-        f"evenstep: {name} stands after {takes}, which gets it: put it before {takes} if it is meant for evenstep run"
-        for name in ("--workers", "--scheme")
-    ]
-    assert run("--", takes, "--workers", 2) == 0
-    assert run("--workers", 1, takes, "--", "--workers", 2) == 0
-    assert "stands after" not in capfd.readouterr().err
-
-
 @pytest.mark.parametrize(
     "before", ["", "--workers 3", "--workers=3 -t3", "-r 1 --max_restarts -1", "--slow 1=2x -m", "--"]
 )

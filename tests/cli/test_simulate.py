@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from evenstep.cli.main import main
-from evenstep.cli.simulate_schemes import split_schemes, swept
-from evenstep.core.errors import ConfigError
+from evenstep.cli.simulated import split_schemes
 from evenstep.report.summary import summarise
 from evenstep.schemes import parse_scheme
 
@@ -64,24 +63,11 @@ def test_json_has_the_figures_of_each_run_and_worker(cluster, capsys):
     assert bsp["waiting_share"] == pytest.approx(9 / 16)
 
 
-def test_a_sweep_runs_the_schemes_that_have_the_parameter(cluster, capsys):
-    told = values(capsys, cluster, "--schemes", "bsp,ssp", "dssp", "--sweep", "bound=1:16:5", "--iterations", "30")
-    assert [run["scheme"] for run in told["runs"]] == [
-        "bsp",
-        "ssp:bound=1",
-        "ssp:bound=6",
-        "ssp:bound=11",
-        "ssp:bound=16",
-        "dssp",
-    ]
-    assert [run["largest_lead"] for run in told["runs"]][1:3] == [1, 6]
-
-
-def test_the_rows_of_a_sweep_are_named_alike_whichever_value_is_the_default(cluster, tmp_path, capsys):
+def test_rows_are_named_by_the_values_that_were_given_whichever_is_the_default(cluster, tmp_path, capsys):
     folder = tmp_path / "events"
     told = values(
         capsys,
-        *(cluster, "--schemes", "bsp", "ssp", "dssp", "--sweep", "bound=2:4", "--sweep", "upper=15/20"),
+        *(cluster, "--schemes", "bsp", *(f"ssp:bound={bound}" for bound in (2, 3, 4)), "dssp:upper=15,dssp:upper=20"),
         *("--iterations", "5", "--run-dir", str(folder)),
     )
     assert [run["scheme"] for run in told["runs"]] == [
@@ -146,11 +132,6 @@ def test_where_workers_come_and_go_the_schemes_are_those_with_servers(tmp_path, 
         ("nowhere.toml", "nowhere.toml cannot be read"),
         ("HERE --schemes lbbsp", "there is no scheme 'lbbsp': did you mean 'lb-bsp'?"),
         ("HERE --schemes ,", "--schemes has no scheme in it"),
-        ("HERE --schemes ssp --sweep bund=1:3", "none of the schemes has a parameter 'bund': did you mean 'bound'?"),
-        ("HERE --schemes ssp --sweep bound", "such as bound=1:16, not 'bound'"),
-        ("HERE --schemes ssp --sweep bound=3:1", "must go up"),
-        ("HERE --schemes ssp --sweep bound=1:100000", "at most 1000"),
-        ("HERE --schemes ssp --sweep bound=some", "bound of the scheme 'ssp' takes a whole number, not 'some'"),
         ("HERE --iterations 0", "iterations must be a whole number of at least 1, not 0"),
         ("HERE --iterations many", "argument --iterations: invalid int value: 'many'"),
         ("HERE --batch-size 0", "global_batch_size must be a whole number of at least 1"),
@@ -181,26 +162,6 @@ def test_commas_between_schemes_are_told_from_those_within():
         "asp:load=lb-bsp:predictor=ema;minimum=4,servers=2",
         "bsp",
     ]
-
-
-def test_what_bsp_takes_on_servers_alone_is_swept_there_alone():
-    assert swept(["bsp", "bsp:engine=server", "asp"], "servers=1:2") == [
-        "bsp",
-        *("bsp:engine=server,servers=1", "bsp:engine=server,servers=2"),
-        *("asp:servers=1", "asp:servers=2"),
-    ]
-
-
-def test_two_sweeps_are_their_product():
-    once = swept(["dssp"], "lower=1:2")
-    assert swept(once, "upper=4/8") == [
-        "dssp:lower=1,upper=4",
-        "dssp:lower=1,upper=8",
-        "dssp:lower=2,upper=4",
-        "dssp:lower=2,upper=8",
-    ]
-    with pytest.raises(ConfigError, match="stands twice"):
-        parse_scheme(swept(["ssp:bound=3"], "bound=1:2")[0])
 
 
 def test_the_file_may_say_how_large_the_gradients_are_and_the_option_goes_before(tmp_path, capsys):

@@ -4,7 +4,6 @@ import pytest
 from support.made_log import events_of, worker_events
 from support.records import records, run_from
 
-from evenstep.report.happened import slowness_text
 from evenstep.report.live import LiveRun
 from evenstep.report.overview import overview_of, values_of
 from evenstep.report.page.tables import events_table
@@ -14,26 +13,12 @@ SLOWED = {"event": "disturbance", "worker": 2, "iteration": 3, "at": 100.2, "fac
 FAILED = {"event": "error", "worker": 1, "iteration": 11, "at": 100.6, "type": "ValueError", "text": "no good"}
 
 
-@pytest.mark.parametrize(
-    ("slowness", "text"),
-    [
-        ((4.0, 0.0), "4x slower"),
-        ((1.0, 0.05), "slower by 50 ms an iteration"),
-        ((1.5, 0.0125), "1.5x slower and slower by 12.5 ms an iteration"),
-        ((0.5, 0.0), "2x faster"),
-        ((1.0, 0.0), ""),
-    ],
-)
-def test_slowness_in_words(slowness, text):
-    assert slowness_text(*slowness) == text
-
-
 def test_disturbances_and_failures_are_among_the_events_at_their_times():
     ended = {**SLOWED, "iteration": 6, "at": 100.4, "factor": 1.0}
     overview = overview_of("run", run_from([*events_of(PARTS), SLOWED, ended, FAILED]))
     assert [(event["event"], event["seconds"], event["text"]) for event in values_of(overview)["events"]] == [
-        ("disturbance", pytest.approx(0.2), "worker 2 is made 4x slower"),
-        ("disturbance", pytest.approx(0.4), "worker 2 is made slower no longer"),
+        ("disturbance", pytest.approx(0.2), "worker 2 is slowed 4x"),
+        ("disturbance", pytest.approx(0.4), "worker 2 is slowed no longer"),
         ("error", pytest.approx(0.6), "worker 1 failed: ValueError: no good"),
     ]
     row = {"second": "0.60", "what": "error", "about it": "worker 1 failed: ValueError: no good"}

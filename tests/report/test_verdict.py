@@ -36,7 +36,7 @@ def test_a_worker_that_computes_longer_is_named_with_what_it_costs():
 def test_a_worker_that_waits_for_its_input_is_not_taken_for_one_that_computes_slowly():
     run = run_of(FAST, STARVED, FAST)
     verdict = verdict_of(run)
-    assert (verdict.worker, verdict.cause) == (1, Part.INPUT)
+    assert (verdict.worker, verdict.cause, verdict.sizes_may_help) == (1, Part.INPUT, False)
     assert verdict.cost == pytest.approx(2 / 3 * 60 / 87)
     assert "num_workers" in verdict.text
     assert "slower" not in verdict.text

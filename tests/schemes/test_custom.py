@@ -223,11 +223,11 @@ def test_a_part_that_makes_no_policy_is_named():
 def test_the_simulator_runs_a_users_policies(capsys):
     schemes = [
         "custom_policy:by_last_time",
-        "custom_policy:warm_up:iterations=4",
+        "custom_policy:warm_up:iterations=4,bound=2",
         "ssp:load=custom_policy:by_last_time",
     ]
     words = ["clusters/four-gpus.toml", "--iterations", "20", "--global-batch-size", "64", "--json"]
-    assert main(["simulate", *words, "--schemes", *schemes, "--sweep", "bound=2/3"]) == 0
+    assert main(["simulate", *words, "--schemes", *schemes]) == 0
     out = capsys.readouterr().out
     assert "custom_policy:by-last-time" in out
     assert "custom_policy:warm_up:iterations=4,bound=2" in out

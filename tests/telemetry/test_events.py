@@ -169,7 +169,7 @@ def test_what_matters_is_logged_with_the_rank_named(caplog):
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
         ("INFO", "worker 3: lb-bsp with 4 workers, global batch 64"),
         ("DEBUG", "worker 3: sizes from iteration 2: [16, 16, 16, 16]"),
-        ("INFO", "worker 3: emulated slowness from iteration 3: 4 times its seconds and 0.05 s more"),
+        ("INFO", "worker 3: slowed from iteration 3 by 4x + 50 ms"),
         ("WARNING", "worker 3: out of memory with a batch of 24 samples"),
         ("ERROR", "worker 3: failed: ValueError: no good"),
     ]

@@ -14,11 +14,10 @@ from evenstep.worker.iteration import Iteration
 from evenstep.worker.summary import Summary, bars
 
 
-def shown(monkeypatch, workers, *, encoding="utf-8", terminal=False, iterations=20):
+def shown(monkeypatch, workers, *, encoding="utf-8", terminal=False):
     account = Account(workers, 12 * workers)
     compute = [0.010] * (workers - 1) + [0.040]
-    if iterations:
-        account.take(meetings_of([[12] * workers] * iterations, [compute] * iterations, comm=0.010))
+    account.take(meetings_of([[12] * workers] * 20, [compute] * 20, comm=0.010))
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(encoding=encoding, isatty=lambda: terminal))
     monkeypatch.delenv("NO_COLOR", raising=False)
     return bars(account, "lb-bsp")
@@ -40,10 +39,6 @@ def test_only_a_terminal_has_colours(monkeypatch):
 @pytest.mark.parametrize("about", [{"workers": 1}, {"workers": 9}, {"workers": 4, "encoding": "ascii"}])
 def test_there_are_none_for_one_worker_for_many_or_where_they_cannot_be_printed(about, monkeypatch):
     assert shown(monkeypatch, **about) == []
-
-
-def test_nor_for_a_run_without_an_iteration(monkeypatch):
-    assert shown(monkeypatch, 2, iterations=0) == []
 
 
 def met(number, script_seconds):

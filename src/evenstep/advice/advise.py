@@ -1,6 +1,6 @@
 """Finds the scheme to use on given machines by simulating schemes on their measurements."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
@@ -8,14 +8,15 @@ from evenstep.advice.machines import Machines, longest
 from evenstep.advice.reasons import reasons
 from evenstep.core.errors import ConfigError
 from evenstep.core.sync.barrier import Barrier
+from evenstep.report.account.verdict import PLAIN, Verdict
 from evenstep.schemes import parse_scheme
 from evenstep.sim import Scenario, SimulatedRun, simulate
 
-PLAIN: Final = "bsp"
-"""Equal sizes behind a barrier, like plain DistributedDataParallel."""
 EXACT: Final = (PLAIN, "lb-bsp", "dbs")
 """The compared schemes whose gradients are never stale."""
 STALE: Final = ("ssp", "dssp", "asp", "ssp:load=lb-bsp", "dssp:load=lb-bsp", "asp:load=lb-bsp")
+BALANCED: Final = "lb-bsp"
+"""The scheme that a run with equal sizes is compared with."""
 WORTH: Final = 0.02
 """A gain below this does not justify another scheme."""
 STALE_WORTH: Final = 0.1
@@ -135,6 +136,22 @@ def advise(
         measured=None if measured is None else measured[1],
         most=machines.proportional,
     )
+
+
+def balancing(verdict: Verdict, machines: Callable[[], Machines], then: str) -> str:
+    """What `lb-bsp` would gain over a run under `bsp`, as `evenstep plan` predicts it; and `then`, where it does gain.
+
+    Empty where the verdict says that sizes cannot help.
+    """
+    if not verdict.sizes_may_help:
+        return ""
+    try:
+        advice = advise(machines(), schemes=(BALANCED,))
+    except ConfigError:  # One worker, or too few iterations.
+        return ""
+    if advice.pick.scheme == PLAIN:
+        return f"{BALANCED} would gain less than {WORTH:.0%}."
+    return f"{advice.text} Next: {then}."
 
 
 def is_exact(name: str) -> bool:

@@ -3,17 +3,11 @@
 import argparse
 import importlib.util
 import os
-import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal, NoReturn
+from typing import Literal, NoReturn
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.nearest import nearest
-from evenstep.telemetry.regular import open_regular
-
-_MAX_SOURCE: Final = 1 << 20
-"""The most bytes of a script that are searched for the names of its options."""
 
 
 def as_path(text: str) -> Path:
@@ -21,36 +15,6 @@ def as_path(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("needs a path, not an empty text")
     return Path(text)
-
-
-def warn_of_misplaced(
-    parser: argparse.ArgumentParser, arguments: Sequence[str], after: Sequence[str], script: str
-) -> None:
-    """Warn of options of the parser that stand after the script, which therefore gets them.
-
-    There is no warning if a `--` among all the arguments says that this is meant, or if the option's name is in the
-    script's source.
-    """
-    known = {option for action in parser._actions for option in action.option_strings if action.dest != "help"}
-    found = [name for name in dict.fromkeys(each.partition("=")[0] for each in after) if name in known]
-    if not found or "--" in arguments:
-        return
-    source = _source(script)
-    for name in found:
-        if name not in source:
-            print(
-                f"evenstep: {name} stands after {script}, which gets it: put it before {script} if it is meant for"
-                f" {parser.prog}",
-                file=sys.stderr,
-            )
-
-
-def _source(script: str) -> str:
-    try:
-        with open_regular(Path(script)) as file:
-            return file.read(_MAX_SOURCE).decode(errors="replace")
-    except OSError:
-        return ""
 
 
 class Parser(argparse.ArgumentParser):

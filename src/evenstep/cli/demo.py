@@ -12,21 +12,24 @@ from typing import Any, Final
 from rich.console import Console
 
 from evenstep import __version__
+from evenstep.cli import run as run_subcommand
 from evenstep.cli.arguments import Parser, as_path, require_torch, require_writable, write_text
-from evenstep.cli.demonstration.runs import train, worker_output
-from evenstep.cli.demonstration.setting import IDEAL_SPEED_UP
-from evenstep.cli.simulate_schemes import split_schemes
+from evenstep.cli.demonstration.setting import BATCH_SIZE, CLUSTER, EPOCHS, IDEAL_SPEED_UP, SEED, WORKERS, folder_of
+from evenstep.cli.simulated import split_schemes
 from evenstep.core.errors import ConfigError
 from evenstep.launch.run_failed import RunFailedError
-from evenstep.report.overview import RunOverview
+from evenstep.report.overview import RunOverview, overview_of
 from evenstep.report.page import page_html
+from evenstep.report.recorded import read_run
 from evenstep.report.summary import speed_ups
 from evenstep.report.terminal import comparison_table, iteration_bars
 from evenstep.report.timeline import notes_of, seconds_until
 from evenstep.schemes import parse_scheme
+from evenstep.telemetry.recorder import writing_to
 
 TARGET: Final = 0.95
 SCHEMES: Final = ("bsp", "lb-bsp", "dssp")
+_OUTPUT: Final = "output"
 
 _DESCRIPTION = """\
 Train a small convolution net on handwritten digits with four workers, one of them four times slower: with equal batches
@@ -54,10 +57,10 @@ def main(arguments: list[str]) -> int:
         folder = folder.absolute()
         try:
             with console.status(f"training under {', '.join(schemes)}, one after the other"):
-                runs = train(folder, schemes)
+                runs = _train(folder, schemes)
         except RunFailedError as failure:
             if failure.worker is not None:
-                print(worker_output(folder, failure.worker), end="", file=sys.stderr)
+                print(_worker_output(folder, failure.worker), end="", file=sys.stderr)
             raise
     seconds = time.perf_counter() - began
     if options.json:
@@ -96,6 +99,33 @@ def _schemes(texts: list[str]) -> list[str]:
     if len(set(schemes)) < len(schemes):
         raise ConfigError("a scheme stands twice in --schemes: name each once")
     return schemes
+
+
+def _train(folder: Path, schemes: list[str]) -> list[RunOverview]:
+    """Train under each scheme in turn, with one start of the workers; all files go to `folder`.
+
+    Raises:
+        ConfigError: The folder cannot be written, or holds a demo already.
+        RunFailedError: A worker failed.
+    """
+    cluster = folder / "cluster.toml"
+    if any((folder / folder_of(scheme)).exists() for scheme in schemes):
+        raise ConfigError(f"the run directory {folder} holds a demo already: give another or empty it")
+    with writing_to(folder):
+        cluster.write_text(CLUSTER, encoding="utf-8")
+    # The workers' output goes to files, so that it does not disturb the terminal.
+    options = ["--workers", WORKERS, "--emulate", cluster, "--redirects", 3, "--log-dir", folder / _OUTPUT]
+    script = [Path(__file__).parent / "demonstration/train.py", "--batch-size", BATCH_SIZE, "--epochs", EPOCHS]
+    arguments = [*options, *script, "--seed", SEED, "--run-dirs", folder, "--schemes", *schemes]
+    run_subcommand.start(run_subcommand.parse([str(each) for each in arguments]))
+    recorded = [read_run(folder / folder_of(scheme)) for scheme in schemes]
+    return [overview_of(run.scheme, run) for run in recorded]
+
+
+def _worker_output(folder: Path, worker: int) -> str:
+    """Return what a worker of the latest run wrote to its stderr."""
+    logs = sorted(folder.glob(f"{_OUTPUT}/*/attempt_0/{worker}/stderr.log"), key=lambda path: path.stat().st_mtime)
+    return logs[-1].read_text(encoding="utf-8", errors="replace") if logs else ""
 
 
 def _show(runs: list[RunOverview], seconds: float) -> None:

@@ -22,7 +22,6 @@ _MAX_NAME = 300
 
 SUBCOMMANDS: Final = {
     "demo": "train on real data with a slow worker, and see what balancing gains",
-    "env": "print versions, devices and backends, for a bug report",
     "export": "give a run's events to Perfetto, TensorBoard or Prometheus",
     "plan": "say which scheme is best on these machines, and what it gains",
     "report": "show what happened in runs, on one page that needs no network",

@@ -15,8 +15,7 @@ from evenstep.advice import Advice, Machines, advise, described_machines, measur
 from evenstep.advice.advise import EXACT, STALE
 from evenstep.cli import run as run_subcommand
 from evenstep.cli.arguments import Parser, as_path, require_run_dir, require_torch, require_writable, write_text
-from evenstep.cli.simulate_schemes import split_schemes
-from evenstep.cli.simulated import inputs_first, output, scheme_table
+from evenstep.cli.simulated import inputs_first, output, scheme_table, split_schemes
 from evenstep.cli.surveyed import show_survey, survey_values
 from evenstep.cluster import Cluster, parse_cluster
 from evenstep.cluster.record import CAPACITY

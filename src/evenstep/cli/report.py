@@ -89,7 +89,7 @@ def _overviews(folders: Sequence[Path], console: Console) -> list[RunOverview]:
             run = read_run(folder)
         overview = overview_of(printable(name) or run.scheme, run)
         then = f"evenstep plan {printable(str(folder))} (compares all schemes)"
-        gain = balancing(run.scheme, overview.summary.verdict, partial(measured_machines, run), then)
+        gain = balancing(overview.summary.verdict, partial(measured_machines, run), then)
         overviews.append(replace(overview, next=gain))
     if len({each.name for each in overviews}) < len(overviews):
         raise ConfigError("a run directory was named twice: name each once")

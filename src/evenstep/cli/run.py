@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from msgspec import structs
 
-from evenstep.cli.arguments import Parser, as_path, require_torch, warn_of_misplaced
+from evenstep.cli.arguments import Parser, as_path, require_torch
 from evenstep.core.errors import ConfigError
 from evenstep.launch.launch_settings import HEARTBEAT_SECONDS, SUMMARY_FILE, VARIABLES, LaunchSettings
 
@@ -43,7 +43,6 @@ def main(arguments: list[str]) -> int:
         gc.enable()
     options = parse(arguments)
     without_prepare = _without_prepare(options)
-    warn_of_misplaced(_own_parser(), arguments, options.training_script_args, options.training_script)
     with ExitStack() as stack:
         run_dir = options.run_dir or LaunchSettings.from_environment(os.environ).run_dir
         if options.json and run_dir is None:
@@ -153,15 +152,10 @@ class _FullParser(Parser):
         return make_parser().format_help()
 
 
-def _own_parser() -> Parser:
-    parser = Parser(prog="evenstep run", description=_DESCRIPTION, example=_EXAMPLE)
-    _add_options(parser)
-    return parser
-
-
 def make_parser() -> Parser:
     """Make the parser of evenstep's own options, without torchrun's."""
-    parser = _own_parser()
+    parser = Parser(prog="evenstep run", description=_DESCRIPTION, example=_EXAMPLE)
+    _add_options(parser)
     parser.add_argument("script", help="the training script (or a module with torchrun's -m)")
     parser.add_argument("arguments", nargs="*", help="the script's own arguments")
     return parser

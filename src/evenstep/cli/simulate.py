@@ -13,8 +13,7 @@ from rich.markup import escape
 
 from evenstep.cli.arguments import Parser, as_path
 from evenstep.cli.costs_file import read_costs
-from evenstep.cli.simulate_schemes import split_schemes, swept
-from evenstep.cli.simulated import inputs_first, output, scheme_table
+from evenstep.cli.simulated import inputs_first, output, scheme_table, split_schemes
 from evenstep.cluster import Cluster
 from evenstep.cluster.record import CAPACITY, DURATION, SHARE, Quantity
 from evenstep.core.errors import ConfigError, naming
@@ -38,8 +37,9 @@ The cluster file says how fast each worker computes, what disturbs it and which 
 --emulate takes the same file). Without links, communication costs nothing but --exchange.
 
 A scheme is what evenstep run --scheme takes. Separate several by spaces or by commas: a comma within a scheme
-(dssp:lower=3,upper=15) differs from one between schemes by the = that follows it."""
-_EXAMPLE = "evenstep simulate examples/clusters/two-generations.toml --schemes bsp lb-bsp ssp --sweep bound=1:4"
+(dssp:lower=3,upper=15) differs from one between schemes by the = that follows it. A shell makes several of one:
+ssp:bound={1..4}, dssp:lower={1,2},upper={8,16}."""
+_EXAMPLE = "evenstep simulate examples/clusters/two-generations.toml --schemes bsp lb-bsp ssp:bound={1..4}"
 
 
 def main(arguments: list[str]) -> int:
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
     options = make_parser().parse(inputs_first(arguments))
     told = Console(stderr=True, highlight=False)
     cluster = read_cluster(options.cluster)
-    schemes = _schemes(options.schemes, options.sweep, cluster)
+    schemes = _schemes(options.schemes, cluster)
     costs = cluster.costs if options.costs is None else read_costs(options.costs)
     scenarios = {name: _scenario(scheme, cluster, costs, options) for name, scheme in schemes.items()}
     folders = _folders(options.run_dir, list(schemes))
@@ -75,14 +75,6 @@ def make_parser() -> Parser:
         metavar="SCHEME",
         help=f"(default: {' '.join(DEFAULT_SCHEMES)}; if workers come and go: {' '.join(SPOT_SCHEMES)})",
     )
-    add(
-        "--sweep",
-        action="append",
-        default=[],
-        metavar="NAME=FROM:TO",
-        help="run the schemes that have this parameter once with each whole number, as in bound=1:16, lower=2:8:2 (in"
-        " steps) or predictor=ema/narx (one after another); repeatable",
-    )
     add("--iterations", type=int, default=500, metavar="N", help="global batches in all (500)")
     add("--batch-size", type=int, default=32, metavar="B", help="samples per worker on average (32)")
     add("--global-batch-size", type=int, metavar="X", help="of all workers, instead of --batch-size")
@@ -103,10 +95,10 @@ def make_parser() -> Parser:
     return parser
 
 
-def _schemes(given: list[str] | None, sweeps: list[str], cluster: Cluster) -> dict[str, Scheme]:
+def _schemes(given: list[str] | None, cluster: Cluster) -> dict[str, Scheme]:
     """Return the schemes to run, each once, by the names of their rows, in the order in which they were given.
 
-    A row has the scheme's name; a row of a sweep has the swept value too if that is the default.
+    A row has the scheme's name, or the parameters as they were given, the default ones too.
     """
     if given is None:
         comes_and_goes = any(worker.spot is not None for worker in cluster.workers)
@@ -114,12 +106,8 @@ def _schemes(given: list[str] | None, sweeps: list[str], cluster: Cluster) -> di
     texts = [scheme for text in given for scheme in split_schemes(text)]
     if not texts:
         raise ConfigError("--schemes has no scheme in it: give one or more, such as bsp lb-bsp, or leave it out")
-    unswept = set(texts)
-    for sweep in sweeps:
-        texts = swept(texts, sweep)
-    schemes = {text: parse_scheme(text) for text in texts}
-    called = {scheme.name: scheme.name if text in unswept else text for text, scheme in schemes.items()}
-    return {called[scheme.name]: scheme for scheme in schemes.values()}
+    schemes = {scheme.name: (text, scheme) for text in texts for scheme in [parse_scheme(text)]}
+    return {text if "=" in text else name: scheme for name, (text, scheme) in schemes.items()}
 
 
 def _scenario(scheme: Scheme, cluster: Cluster, costs: CostsOfSamples | None, options: argparse.Namespace) -> Scenario:

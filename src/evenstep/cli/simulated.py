@@ -20,6 +20,23 @@ _COLUMNS: Final[tuple[tuple[str, Callable[[SimulatedRun], str]], ...]] = (
 )
 
 
+def split_schemes(text: str) -> list[str]:
+    """Return the schemes in a text with commas between them and within them.
+
+    Text after a comma belongs to the scheme before it if it is a parameter, which has an equals sign.
+
+    >>> split_schemes("bsp,dssp:lower=3,upper=15,asp:load=lb-bsp:predictor=ema;minimum=4")
+    ['bsp', 'dssp:lower=3,upper=15', 'asp:load=lb-bsp:predictor=ema;minimum=4']
+    """
+    schemes: list[str] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        if schemes and "=" in part.partition(":")[0]:
+            schemes[-1] += f",{part}"
+        else:
+            schemes.append(part)
+    return schemes
+
+
 def inputs_first(arguments: list[str]) -> list[str]:
     """Move files and folders from the end of the list of --schemes, as argparse would see it, to the front."""
     if "--schemes" not in arguments:

@@ -29,16 +29,6 @@ def _members(event: events.MembersChanged) -> str:
     return f"members are now {' '.join(map(str, event.members))}{elsewhere}"
 
 
-def slowness_text(factor: float, extra_seconds: float) -> str:
-    """Describe how much a worker is slowed, in a few words; empty if it is not."""
-    parts = []
-    if factor != 1:
-        parts.append(f"{factor:.3g}x slower" if factor > 1 else f"{1 / factor:.3g}x faster")
-    if extra_seconds:
-        parts.append(f"slower by {1000 * extra_seconds:.3g} ms an iteration")
-    return " and ".join(parts)
-
-
 _TEXTS: Final[Mapping[type[Event], Callable[[Any], str]]] = {
     events.Joined: lambda event: f"worker {event.worker} came",
     events.Left: lambda event: f"worker {event.worker} {event.why}",
@@ -53,9 +43,7 @@ _TEXTS: Final[Mapping[type[Event], Callable[[Any], str]]] = {
     events.CheckpointDone: lambda event: (
         f"went on from the checkpoint {event.name}" if event.restored else f"checkpoint {event.name} saved"
     ),
-    events.Disturbed: lambda event: (
-        f"worker {event.worker} is made {slowness_text(event.factor, event.extra_seconds) or 'slower no longer'}"
-    ),
+    events.Disturbed: lambda event: f"worker {event.worker} is slowed {event.by or 'no longer'}",
     events.Failed: lambda event: (
         f"worker {event.worker} failed: {event.type}" + (f": {event.text}" if event.text else "")
     ),

@@ -19,7 +19,7 @@ from evenstep.report.conclusions import account_of, served_workers
 from evenstep.report.happened import Happening
 from evenstep.report.recorded import RecordedRun, RunBuilder
 from evenstep.report.summary import ElasticSummary, WorkerSummary, elastic_summary, worker_summary
-from evenstep.telemetry.events import Disturbed, Ended, Event, Failed, Joined, Left, MembersChanged, Run, WorkerEvent
+from evenstep.telemetry.events import Disturbed, Ended, Event, Failed, Joined, Left, Run, WorkerEvent
 
 _RECENT: Final = 50
 """The number of each worker's latest iterations behind all numbers: enough to be stable, few enough to be current."""
@@ -81,16 +81,12 @@ class LiveRun:
         self._over: dict[int, str] = {}
         self._left: dict[int, str] = {}
         self._slowness: dict[int, str] = {}
-        self._members: tuple[int, ...] | None = None
-        self._members_at = -math.inf
 
     def take(self, event: Event, now: float) -> None:
         """Add an event that came at `now`, in seconds of any clock."""
         self._builder.take(event)
         if isinstance(event, WorkerEvent):
             self._hear(event, now)
-            if isinstance(event, MembersChanged) and event.at > self._members_at:
-                self._members_at, self._members = event.at, tuple(event.members)
         elif isinstance(event, Left):
             self._left[event.worker] = "finished" if event.why == Why.DONE else "gone"
         elif isinstance(event, Joined):
@@ -108,7 +104,7 @@ class LiveRun:
         if isinstance(event, Run):
             self._slowness.pop(worker, None)
         elif isinstance(event, Disturbed):
-            self._slowness[worker] = _slowed(event.factor, event.extra_seconds)
+            self._slowness[worker] = f"slowed {event.by}" if event.by else ""
 
     def view(self, now: float) -> LiveView | None:
         """The current view of the run; None until a worker has finished an iteration."""
@@ -152,10 +148,9 @@ class LiveRun:
     def _state(self, run: RecordedRun, worker: int, iteration_seconds: float, now: float) -> str:
         silent = now - self._heard.get(worker, now)
         over = self._over.get(worker) or self._left.get(worker)
-        if over is None and self._members is not None and worker not in self._members:
-            over = "gone"
-        if over is not None:
-            return over
+        members = () if run.elastic is None else run.elastic.members
+        if over is not None or (members and worker not in members):
+            return over or "gone"
         if silent >= max(_SILENT_SECONDS, _SILENT_ITERATIONS * iteration_seconds) and not run.simulated:
             return f"silent {duration(round(silent))}"
         return self._slowness.get(worker) or ("simulated" if run.simulated else "training")
@@ -176,13 +171,6 @@ def _latest(run: RecordedRun) -> tuple[str, ...]:
         return -math.inf if each.event.at is None else each.event.at + run.wall_offset(each.writer)
 
     return tuple(each.text for each in sorted(run.happenings, key=when) if not each.routine)[-3:]
-
-
-def _slowed(factor: float, extra_seconds: float) -> str:
-    """Describe the slowing in the width of a table column; empty for a worker that is not slowed."""
-    by = [f"{factor:.3g}x"] if factor != 1 else []
-    by += [f"{1000 * extra_seconds:.3g} ms"] if extra_seconds else []
-    return f"slowed {', '.join(by)}" if by else ""
 
 
 # For a terminal of any size.

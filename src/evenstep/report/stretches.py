@@ -18,12 +18,12 @@ def shares(done: Iterations, began: FloatArray, edges: FloatArray) -> dict[Part,
     seconds = np.stack(list(done.parts.values()), axis=1)
     ends = began[:, np.newaxis] + np.cumsum(seconds, axis=1)
     # An iteration's parts may overlap the next one's start by the clock's last digits.
-    times = np.maximum.accumulate(np.column_stack([began, ends]).ravel())
+    times = np.maximum.accumulate(np.column_stack([began, ends]).ravel()).reshape(len(began), -1)
     result = {}
     for index, part in enumerate(Part):
-        grown = np.zeros((len(began), 1 + len(Part)))
-        grown[:, index + 1] = seconds[:, index]
-        spent = np.interp(edges, times, np.cumsum(grown.ravel()))
+        grown = np.concatenate([[0.0], np.cumsum(seconds[:, index])])
+        # They grow from the start of the part in each iteration to its end, and stay until the next.
+        spent = np.interp(edges, times[:, index : index + 2].ravel(), np.column_stack([grown[:-1], grown[1:]]).ravel())
         result[part] = np.clip(np.diff(spent) / np.diff(edges), 0.0, 1.0)
     return result
 

@@ -41,7 +41,8 @@ def _added(default: _T) -> _T:
     return field(default_factory=lambda: default)
 
 
-class Event(Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True):
+# No event can be part of a reference cycle, and readers make millions: the garbage collector need not look at them.
+class Event(Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True, gc=False):
     """Base of all events in a log; `at` is None if the time is unknown."""
 
     at: _Number | None = None
@@ -186,6 +187,13 @@ class Disturbed(WorkerEvent, frozen=True, kw_only=True, tag="disturbance"):
     at: _Number
     factor: _Number
     extra_seconds: _Seconds
+
+    @property
+    def by(self) -> str:
+        """The slowing in a few words, such as `4x + 50 ms`; empty if it ends."""
+        parts = [f"{self.factor:.3g}x"] if self.factor != 1 else []
+        parts += [f"{1000 * self.extra_seconds:.3g} ms"] if self.extra_seconds else []
+        return " + ".join(parts)
 
 
 @final

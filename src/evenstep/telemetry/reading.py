@@ -51,8 +51,9 @@ def event_of(line: bytes) -> Event | None:
     try:
         event: Event = _DECODER.decode(_printable(line))
     except (ValueError, RecursionError) as error:
-        if _is_unknown(line):
-            return None
+        with suppress(ValueError, RecursionError):
+            if _KIND.decode(line).event not in RECORDS:
+                return None
         missing = _MISSING.match(str(error))
         if missing is not None:
             raise ValueError(
@@ -76,13 +77,6 @@ def _as_code(found: re.Match[bytes]) -> bytes:
     if found[1]:
         return found[0]
     return b"\\" + found[0] if found[0].startswith(b"\\") else b"?"
-
-
-def _is_unknown(line: bytes) -> bool:
-    try:
-        return _KIND.decode(line).event not in RECORDS
-    except (ValueError, RecursionError):
-        return False
 
 
 def events_of(lines: bytes, damaged: Callable[[int, ValueError], None]) -> list[Event]:
@@ -111,15 +105,11 @@ def whole_lines(path: Path, offset: int = 0) -> Iterator[bytes]:
     try:
         with open_regular(path) as file:
             file.seek(offset)
-            rest = b""
-            while piece := file.read(_BLOCK_BYTES):
-                rest += piece
-                end = rest.rfind(b"\n") + 1
-                if not end and len(rest) >= _LINE_BYTES:
-                    end = len(rest)
-                if end:
-                    yield rest[:end]
-                    rest = rest[end:]
+            while lines := file.read(_BLOCK_BYTES) + file.readline(_LINE_BYTES):
+                whole = len(lines) if len(lines) >= _LINE_BYTES else lines.rfind(b"\n") + 1
+                yield lines[:whole]
+                if whole < len(lines):
+                    return
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}): delete it, or let it be read") from error
 
@@ -134,17 +124,12 @@ def event_files(run_dir: Path, role: Role) -> list[Path]:
     return [path for _, path in sorted((int(number), path) for number, path in numbered if number.isdecimal())]
 
 
-def read_events(
-    run_dir: Path,
-    *,
-    kind: type[Event] | None = None,
-    role: Role = "worker",
-) -> Iterator[Event]:
+def read_events(run_dir: Path, *, kind: type[Event] | None = None, role: Role = "worker") -> Iterator[Event]:
     """All events of a run directory, one writer after the other, each writer's in order.
 
     Args:
         run_dir: The directory.
-        kind: Only events of this kind; much faster if they are rare.
+        kind: Only events of this kind.
         role: The writers. A run without servers or launcher has none of their events.
 
     Raises:
@@ -153,12 +138,12 @@ def read_events(
     files = event_files(run_dir, role)
     if not files and role == "worker":
         raise ConfigError(f"{run_dir} holds no worker-*.jsonl: give the --run-dir of a run")
-    tag = b"" if kind is None else b'"event":"%b"' % str(kind.__struct_config__.tag).encode()
     for path in files:
         number = 1
         for lines in whole_lines(path):
-            wanted = b"\n".join([line if tag in line else b"" for line in lines.splitlines()]) if tag else lines
-            yield from events_of(wanted, partial(_refuse, path, number))
+            for event in events_of(lines, partial(_refuse, path, number)):
+                if kind is None or isinstance(event, kind):
+                    yield event
             number += lines.count(b"\n")
 
 

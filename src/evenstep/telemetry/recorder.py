@@ -150,13 +150,7 @@ _SHOWN: Final[Mapping[type[Event], tuple[int, Callable[[Any], str]]]] = {
     Run: (logging.INFO, lambda run: f"{run.scheme} with {run.workers} workers, global batch {run.global_batch_size}"),
     Planned: (logging.DEBUG, lambda plan: f"sizes from iteration {plan.iteration}: {plan.batch_sizes}"),
     RanOutOfMemory: (logging.WARNING, lambda event: f"out of memory with a batch of {event.samples} samples"),
-    Disturbed: (
-        logging.INFO,
-        lambda event: (
-            f"emulated slowness from iteration {event.iteration}: {event.factor:g} times its seconds and"
-            f" {event.extra_seconds:g} s more"
-        ),
-    ),
+    Disturbed: (logging.INFO, lambda event: f"slowed from iteration {event.iteration} by {event.by or 'nothing'}"),
     Failed: (logging.ERROR, lambda event: f"failed: {event.type}: {event.text}"),
 }
 """The level and the text of each kind of event that is logged."""

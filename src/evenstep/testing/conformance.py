@@ -19,8 +19,6 @@ from evenstep.core.values import UNLIMITED, IntArray, Problem, Reports, State
 from evenstep.testing.watched import Watched
 
 _ITERATIONS: Final = 60
-_WITHIN: Final = 0.01
-_FACTOR_BEYOND: Final = 2.0
 _EVENTS: Final = 400
 _SEEDS: Final = 5
 _Event: TypeAlias = Callable[[SyncPolicy], list[Command]]

@@ -103,27 +103,23 @@ def _meetings(taken: list[_Meeting]) -> Meetings:
 def _say_lines(
     account: Account, waiting: list[_Meeting], scheme: str, say: Callable[[str], None], then: str, process: int
 ) -> None:
-    if os.getpid() == process:  # A fork, such as a data worker, inherits this, but its end is not the run's.
-        _add_up(account, waiting)
-        for line in [*summary_lines(account, scheme), *next_steps(account, scheme, then), *bars(account, scheme)]:
-            say(line)
-
-
-def next_steps(account: Account, scheme: str, then: str) -> list[str]:
-    """What sizes by speed would gain over a run with equal sizes, and how to get that; `then` as in `Summary`."""
-    if scheme != "bsp" or not account.iterations:
-        return []
-    from evenstep.advice import accounted_machines, balancing  # At the end only: they import the simulator.
-
+    # A fork, such as a data worker, inherits this, but its end is not the run's.
+    if os.getpid() != process or not _add_up(account, waiting).iterations:
+        return
     verdict = verdict_of(account, range(account.workers), scheme)
-    gain = balancing(scheme, verdict, partial(accounted_machines, account), then)
-    return [gain] if gain else []
+    lines = summary_lines(account, scheme, verdict)
+    if verdict.sizes_may_help:
+        from evenstep.advice import accounted_machines, balancing  # At the end only: they import the simulator.
+
+        lines += filter(None, [balancing(verdict, partial(accounted_machines, account), then)])
+    for line in [*lines, *bars(account, scheme)]:
+        say(line)
 
 
 def bars(account: Account, scheme: str) -> list[str]:
     """Draw the average iteration of each worker as a bar, if they are few; colours are for a terminal."""
     encoding = str(getattr(sys.stderr, "encoding", None)).lower()
-    if not 2 <= account.workers <= _MOST_BARS or not account.iterations or not encoding.startswith("utf"):
+    if not 2 <= account.workers <= _MOST_BARS or not encoding.startswith("utf"):
         return []
     from evenstep.report.terminal import Bar, drawn, lines_of  # At the end only: rich takes a while to import.
 

@@ -20,6 +20,10 @@ def a_run(noise=None):
     return meetings([(12, 12, 12)] * 5 + [(16, 16, 4)] * 60 + [(8, 8, 2)] + [(16, 16, 4)] * 63, noise=noise)
 
 
+def lines_of(account, scheme):
+    return summary_lines(account, scheme, verdict_of(account, range(account.workers), scheme))
+
+
 @pytest.mark.parametrize("step", [1, 7, 64])
 def test_iterations_may_come_some_at_a_time(step):
     run = a_run(np.random.default_rng(0))
@@ -31,13 +35,13 @@ def test_iterations_may_come_some_at_a_time(step):
     assert one.text == other.text
     assert one.cost == pytest.approx(other.cost)
     assert str(at_once.speed_up) == str(in_pieces.speed_up)
-    assert summary_lines(at_once, "lb-bsp") == summary_lines(in_pieces, "lb-bsp")
+    assert lines_of(at_once, "lb-bsp") == lines_of(in_pieces, "lb-bsp")
 
 
 def test_a_run_in_three_lines():
     account = Account(3, 36)
     account.take(a_run())
-    assert summary_lines(account, "lb-bsp") == [
+    assert lines_of(account, "lb-bsp") == [
         "lb-bsp trained 1,870 samples/s for 2.47 s on 3 workers; batch sizes 12 12 12 at first, 16 16 4 at the end.",
         "Training is 2.60 times as fast as with equal sizes (95% interval 2.41 to 2.74): worker 2 computes 4x slower"
         " and gets 4 of 36 samples instead of 12; waiting fell from 48% to 5% of all workers' time.",
@@ -48,7 +52,7 @@ def test_equal_workers_are_told_so():
     account = Account(3, 36)
     account.take(meetings([(12, 12, 12)] * 80, seconds_per_sample=(0.001,) * 3))
     assert str(account.speed_up) == "1.00"
-    assert summary_lines(account, "lb-bsp")[1:] == ["No worker is slow: waiting takes 0% of all workers' time."]
+    assert lines_of(account, "lb-bsp")[1:] == ["No worker is slow: waiting takes 0% of all workers' time."]
 
 
 def test_what_slower_sizes_cost_is_said():
@@ -94,7 +98,7 @@ def test_a_scheme_that_balances_is_not_advised_where_it_leaves_sizes_as_they_are
 def test_batches_too_small_to_be_divided_are_to_be_accumulated():
     account = Account(3, 6)
     account.take(meetings([(2, 2, 2)] * 60))
-    *_, advice = summary_lines(account, "lb-bsp")
+    *_, advice = lines_of(account, "lb-bsp")
     assert advice == (
         "Batches this small are hardly divided by speed: if the script accumulates A of them for a step, give prepare"
         " accumulation=A."
@@ -104,7 +108,7 @@ def test_batches_too_small_to_be_divided_are_to_be_accumulated():
 def test_the_gain_is_told_where_communication_takes_more_than_waiting():
     account = Account(3, 36)
     account.take(meetings([(12, 12, 12)] * 5 + [(16, 16, 4)] * 400, comm=0.012))
-    gained, *communication = summary_lines(account, "lb-bsp")[1:]
+    gained, *communication = lines_of(account, "lb-bsp")[1:]
     assert gained.startswith("Training is 2.11 times as fast as with equal sizes (95% interval 2.0")
     assert communication == [
         "Communication takes 42% of all workers' time, on all alike; waiting for each other takes 1%.",
@@ -154,8 +158,15 @@ def test_a_run_of_a_few_iterations_has_no_verdict(iterations, said):
     verdict = verdict_of(account, range(3), "bsp")
     assert (verdict.worker, verdict.cause, verdict.slowdown) == (None, None, None)
     assert verdict.text == f"Too short for a verdict: {said}"
-    assert summary_lines(account, "bsp")[1:] == [f"Too short for a verdict: {said}"]
+    assert lines_of(account, "bsp")[1:] == [f"Too short for a verdict: {said}"]
     assert verdict_of(slowed_by_worker_2(10), range(3), "bsp").worker == 2
+
+
+@pytest.mark.parametrize(
+    ("scheme", "iterations", "helps"), [("bsp", 10, True), ("bsp", 9, False), ("lb-bsp", 10, False)]
+)
+def test_sizes_may_help_a_run_that_had_equal_ones_for_long_enough(scheme, iterations, helps):
+    assert verdict_of(slowed_by_worker_2(iterations), range(3), scheme).sizes_may_help is helps
 
 
 def disturbed(iterations):
@@ -172,16 +183,6 @@ def test_a_disturbed_run_has_a_verdict_once_it_is_known_how_long_workers_wait():
     text = verdict_of(disturbed(24), range(3), "bsp").text
     assert text == "Too short for a verdict: 24 iterations in 0.828 s; about 20 more iterations would tell."
     assert verdict_of(disturbed(80), range(3), "bsp").text.startswith("Waiting takes 43% of all workers' time")
-
-
-@pytest.mark.parametrize(("cost", "told"), [(0.0, ""), (12.7, "; a change of sizes costs 12 iterations")])
-def test_it_is_told_what_changes_of_sizes_cost(cost, told):
-    account, run = Account(3, 36), a_run()
-    longest = run.own[0][:, 6].max()
-    for compiled in (5, 65, 66):
-        run.own[0][:, compiled] += cost * longest
-    account.take(run)
-    assert summary_lines(account, "lb-bsp")[0].endswith(f"12 12 12 at first, 16 16 4 at the end{told}.")
 
 
 def test_what_a_longer_account_of_the_run_tells_is_enough_to_judge_its_latest_iterations():

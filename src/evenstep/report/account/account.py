@@ -7,7 +7,6 @@ from typing import Final, final
 
 import numpy as np
 
-from evenstep.core.load.change_cost import ChangeCost
 from evenstep.core.values import FloatArray
 from evenstep.report.account.gain import Gain, Interval
 
@@ -101,7 +100,6 @@ class Account:
         self.blame: FloatArray = np.zeros((workers, len(OWN)))
         self.gain = Gain(workers, global_batch_size, proportional="micro_batch" in scheme)
         self.global_batch_size = global_batch_size
-        self._change_cost = ChangeCost()
         self._first_sizes: FloatArray = np.zeros(workers)
         self._last_sizes: FloatArray = np.zeros(workers)
 
@@ -121,8 +119,6 @@ class Account:
         self.comm += meetings.comm.sum(axis=1)
         self.blame += meetings.blame()
         self._take_sizes(meetings.samples)
-        for samples, seconds in zip(meetings.measured.T, meetings.own[0].T, strict=True):
-            self._change_cost.observe(samples.astype(np.int64), np.rint(seconds * 1e6).astype(np.int64))
 
     @property
     def first_sizes(self) -> tuple[int, ...]:
@@ -139,11 +135,6 @@ class Account:
         """True if any of the latest sizes differs from an equal share by more than an eighth."""
         equal = self._last_sizes.mean()
         return bool((np.abs(self._last_sizes - equal) > ALIKE * equal).any())
-
-    @property
-    def change_cost(self) -> float:
-        """The cost of a size change, in iterations, as far as it was noticed."""
-        return self._change_cost.iterations
 
     @property
     def waiting(self) -> float:

@@ -13,6 +13,8 @@ import numpy as np
 from evenstep.report.account.account import OWN, Account, Part
 from evenstep.report.account.gain import Interval
 
+PLAIN: Final = "bsp"
+"""The scheme with equal sizes behind a barrier, like plain DistributedDataParallel."""
 COSTLY: Final = 0.03
 """The least share of the workers' time for which a cause is worth a change."""
 SLOW: Final = 1.15
@@ -29,8 +31,6 @@ _OPEN: Final = 1.6
 """For an interval whose ends differ by more than this, only the ends are reported."""
 _GAINED: Final = 0.02
 """The least gain to mention, unless it is due to a slow worker."""
-_CHANGE_COSTS: Final = 0.1
-"""The least cost of a change of sizes to mention, in iterations."""
 _MAIN: Final = 0.2
 """The least share of the waiting for which a worker is named as its cause."""
 _COMMUNICATION: Final = 0.25
@@ -64,6 +64,7 @@ class Verdict:
             its own seconds per iteration over theirs. None if not measured.
         cost: The share of all workers' time spent waiting for it, 0 to 1.
         decided: Whether the run was long enough for a verdict.
+        sizes_may_help: Whether sizes by speed, which the run did not have, may help against its waiting.
         text: The verdict in one to three sentences.
     """
 
@@ -72,6 +73,7 @@ class Verdict:
     slowdown: float | None = None
     cost: float = 0.0
     decided: bool = True
+    sizes_may_help: bool = False
     text: str
 
 
@@ -88,6 +90,8 @@ def verdict_of(account: Account, workers: Sequence[int], scheme: str, *, longer:
     if len(workers) == 1:
         return _alone(account, workers[0])
     verdict, gain = _verdict(account, measured, workers, scheme), measured.speed_up
+    if scheme == PLAIN:
+        return replace(verdict, sizes_may_help=verdict.cause in (None, Part.COMPUTE))
     told = verdict.worker is not None and verdict.cause is Part.COMPUTE and measured.uneven
     if told or gain.low <= 1 <= gain.high or abs(gain.estimate - 1) < _GAINED:
         return verdict
@@ -240,17 +244,11 @@ def _gained(speed_up: Interval) -> str:
 # The summary at the end of a run, for the terminal.
 
 
-def summary_lines(account: Account, scheme: str) -> list[str]:
-    """Describe a run behind a barrier in two to five lines; none if no iteration was finished."""
-    if not account.iterations:
-        return []
+def summary_lines(account: Account, scheme: str, verdict: Verdict) -> list[str]:
+    """Describe a run behind a barrier in two to five lines."""
     first, last = account.first_sizes, account.last_sizes
     sizes = sizes_text(last) if last == first else f"{sizes_text(first)} at first, {sizes_text(last)} at the end"
-    if account.change_cost >= _CHANGE_COSTS:
-        costs = f"{account.change_cost:.{int(account.change_cost < 10)}f}".removesuffix(".0")
-        sizes += f"; a change of sizes costs {costs} iteration" + ("" if costs == "1" else "s")
     head = head_text(scheme, account.workers, account.seconds, float(account.samples.sum()))
-    verdict = verdict_of(account, range(account.workers), scheme)
     if account.workers == 1 and verdict.cause is not Part.INPUT:
         return [f"{head}."]
     return [f"{head}; batch sizes {sizes}.", *sentences(verdict.text)]

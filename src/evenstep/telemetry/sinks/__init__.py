@@ -35,7 +35,7 @@ class Points:
                 self._zeros[event.worker] = event.wall_offset
                 return None
             case IterationDone():
-                at, values = event.at + event.iteration_seconds, dict(scalars_of(event))
+                at, values = event.at + event.iteration_seconds, dict(_scalars(event))
             case Noted():
                 at = event.at
                 values = {f"noted/{name}": value for name, value in event.values.items() if value is not None}
@@ -44,16 +44,13 @@ class Points:
         return Point(event.worker, event.iteration, at + self._zeros.get(event.worker, 0.0), values)
 
 
-def scalars_of(event: IterationDone) -> Iterator[tuple[str, float]]:
+def _scalars(event: IterationDone) -> Iterator[tuple[str, float]]:
     """Names and values: batch size, speed, the parts in seconds, and on servers staleness and lead."""
     yield "batch_size", event.samples
     if event.compute_seconds > 0:
         yield "speed_samples_per_second", event.samples / event.compute_seconds
-    yield "iteration_seconds", event.iteration_seconds
-    yield "input_seconds", event.input_seconds
-    yield "compute_seconds", event.compute_seconds
-    yield "wait_seconds", event.wait_seconds
-    yield "comm_seconds", event.comm_seconds
-    for name, value in (("staleness", event.staleness), ("behind", event.behind), ("lead", event.lead)):
-        if value is not None:
+    for part in ("iteration", "input", "compute", "wait", "comm"):
+        yield f"{part}_seconds", getattr(event, f"{part}_seconds")
+    for name in ("staleness", "behind", "lead"):
+        if (value := getattr(event, name)) is not None:
             yield name, value

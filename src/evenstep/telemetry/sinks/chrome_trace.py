@@ -63,19 +63,12 @@ class ChromeTrace:
             self._write({"ph": "i", "s": "g", "name": event.kind, "args": args}, about.get("worker", _SERVERS), at)
 
     def _iteration(self, event: IterationDone, at: float) -> None:
-        about: dict[str, Any] = {"iteration": event.iteration, "samples": event.samples}
-        if event.staleness is not None:
-            about["staleness"] = event.staleness
-        if event.lead is not None:
-            about["lead"] = event.lead
+        told = {name: getattr(event, name) for name in ("iteration", "samples", "staleness", "lead")}
+        about = {name: value for name, value in told.items() if value is not None}
         whole = {"ph": "X", "name": f"iteration {event.iteration}", "args": about}
         self._write({**whole, "dur": 1e6 * event.iteration_seconds}, event.worker, at)
-        for part, seconds in (
-            ("input", event.input_seconds),
-            ("compute", event.compute_seconds),
-            ("wait", event.wait_seconds),
-            ("comm", event.comm_seconds),
-        ):
+        for part in ("input", "compute", "wait", "comm"):
+            seconds: float = getattr(event, f"{part}_seconds")
             if seconds > 0:
                 self._write({"ph": "X", "name": part, "dur": 1e6 * seconds, "args": {}}, event.worker, at)
             at += seconds

@@ -3,8 +3,8 @@
 from typing import Any, final
 
 from evenstep.core.errors import ConfigError
-from evenstep.telemetry.events import Event, Failed, IterationDone, Left, Noted
-from evenstep.telemetry.sinks import scalars_of
+from evenstep.telemetry.events import Event, Failed, IterationDone, Left
+from evenstep.telemetry.sinks import Points
 
 
 @final
@@ -25,6 +25,7 @@ class Prometheus:
             raise ConfigError("--prometheus needs prometheus-client: pip install prometheus-client") from error
         self._registry, self._gauge = CollectorRegistry(), Gauge
         self._gauges: dict[str, Any] = {}
+        self._points = Points()
         self._iterations = Counter("evenstep_iterations", "Iterations done", ["worker"], registry=self._registry)
         self._samples = Counter("evenstep_samples", "Samples trained on", ["worker"], registry=self._registry)
         self._left = Counter("evenstep_workers_left", "Workers that left", registry=self._registry)
@@ -39,18 +40,15 @@ class Prometheus:
         """Take in an event."""
         match event:
             case IterationDone():
-                worker = str(event.worker)
-                self._iterations.labels(worker).inc()
-                self._samples.labels(worker).inc(event.samples)
-                for name, value in scalars_of(event):
-                    self._set(name, value, worker)
-            case Noted():
-                for name, noted in event.values.items():
-                    self._set(f"noted_{name}", float("nan") if noted is None else noted, str(event.worker))
+                self._iterations.labels(str(event.worker)).inc()
+                self._samples.labels(str(event.worker)).inc(event.samples)
             case Left():
                 self._left.inc()
             case Failed():
                 self._failed.inc()
+        if (point := self._points.of(event)) is not None:
+            for name, value in point.values.items():
+                self._set(name, value, str(point.worker))
 
     def _set(self, name: str, value: float, worker: str) -> None:
         safe = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in name)
