@@ -132,7 +132,7 @@ class OwnEpochs:
         inner = DataLoader(
             source.dataset,
             batch_size=size,
-            sampler=_Rest(drawn.indices, first, length),
+            sampler=_looked_up(drawn.indices, first, length),
             num_workers=source.num_workers,
             collate_fn=source.collate_fn,
             pin_memory=pins(source),
@@ -218,15 +218,7 @@ class _Told:
     record: "Mapping[str, Any]"
 
 
-@final
-class _Rest:
-    """The sampler of the positions from `start` (included) to `stop` (excluded) of an epoch."""
-
-    def __init__(self, indices: "Indices", start: int, stop: int) -> None:
-        self._indices = indices
-        self._start = start
-        self._stop = stop
-
-    def __iter__(self) -> Iterator[int]:
-        for start in range(self._start, self._stop, _BLOCK):
-            yield from self._indices[np.arange(start, min(start + _BLOCK, self._stop))].tolist()
+def _looked_up(indices: "Indices", start: int, stop: int) -> Iterator[int]:
+    """The indices at the positions from `start` (included) to `stop` (excluded) of an epoch."""
+    for first in range(start, stop, _BLOCK):
+        yield from indices[np.arange(first, min(first + _BLOCK, stop))].tolist()
