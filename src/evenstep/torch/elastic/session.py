@@ -102,7 +102,7 @@ class ElasticSession:
         self._scheme = scheme = self._request.asked_scheme()
         scheme.require_elastic()
         self._launched, self._slot, self._slots = launched, *_slot_of(launched)
-        keeps = record_in(self._request.events_dir, self._slot, by_argument=self._request.run_dir is not None)
+        keeps = record_in(self._request.events_dir, self._slot, launched)
         self._recorder = ReplicaRecorder(keeps, self._slot, self._slots)
         tell = partial(leave_mark, launched, f"{self._slot}.state")
         self._quorum = Quorum(manager, tell, ahead=scheme.period is None)
