@@ -18,14 +18,14 @@ from evenstep.server.session import ServerSession
 from evenstep.server.shard_state import ShardState
 from evenstep.transport.base import ConnectionLostError
 from evenstep.transport.stream import StreamConnection
-from evenstep.transport.wire import SocketWire
+from evenstep.transport.wire import Wire
 
 SECONDS = 30.0
 PING = encode(Ping(doing=Doing.WAITING, iteration=0, seconds=0.0, echo=True))
 
 
 def connection_over(sock, patience_seconds=2 * SECONDS):
-    return StreamConnection(SocketWire(sock, patience_seconds=patience_seconds))
+    return StreamConnection(Wire(sock, patience_seconds=patience_seconds))
 
 
 @pytest.fixture

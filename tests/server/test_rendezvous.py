@@ -10,7 +10,7 @@ from evenstep.protocol.encoding import decode
 from evenstep.protocol.messages import ANSWERED
 from evenstep.server.rendezvous import Rendezvous
 from evenstep.transport.stream import StreamConnection
-from evenstep.transport.wire import SocketWire
+from evenstep.transport.wire import Wire
 
 SECONDS = 30.0
 
@@ -19,7 +19,7 @@ SECONDS = 30.0
 def pairs():
     with ExitStack() as stack:
         sockets = [socket.socketpair() for _ in range(2)]
-        wires = [[SocketWire(end, patience_seconds=SECONDS) for end in pair] for pair in sockets]
+        wires = [[Wire(end, patience_seconds=SECONDS) for end in pair] for pair in sockets]
         yield [[stack.enter_context(StreamConnection(wire)) for wire in pair] for pair in wires]
 
 

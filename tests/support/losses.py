@@ -229,22 +229,18 @@ def weights(model):
 
 
 def rows_beside(how):
-    """The warnings where the model is given other rows than the prepared loader's, or the loader gives None."""
+    """The warnings where the model is given other rows than the prepared loader's."""
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     dataset = TensorDataset(*data())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        collate = (lambda rows: None) if how == "none" else None
         prepared, optimizer, loader = evenstep.prepare(
-            model, optimizer, DataLoader(dataset, batch_size=8, collate_fn=collate), batch_sizes=SIZES, timeout=60.0
+            model, optimizer, DataLoader(dataset, batch_size=8), batch_sizes=SIZES, timeout=60.0
         )
         with loader:
             for _ in range(EPOCHS):
-                for batch, (others, _) in zip(loader, DataLoader(dataset, batch_size=8), strict=False):
-                    if batch is None:
-                        continue
-                    features, labels = batch
+                for (features, labels), (others, _) in zip(loader, DataLoader(dataset, batch_size=8), strict=False):
                     rows = {"zip": others, "views": torch.cat([features, -features]).clone()}[how]
                     optimizer.zero_grad()
                     (cross_entropy(prepared(features), labels) + prepared(rows).square().mean()).backward()

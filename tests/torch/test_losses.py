@@ -53,9 +53,9 @@ def test_a_script_that_communicates_before_its_backward_is_told_of_weights_once(
 
 @pytest.mark.parametrize(
     ("how", "sentence"),
-    [("zip", "rows that the prepared loader did not hand out"), ("none", "gave None"), ("views", None)],
+    [("zip", "rows that the prepared loader did not hand out"), ("views", None)],
 )
-def test_rows_of_another_loader_and_batches_of_none_get_one_warning(how, sentence):
+def test_rows_of_another_loader_get_one_warning(how, sentence):
     # Worker 2 has 3 rows of 6 features, and could be given a batch the other way round.
     for said in results(run_workers(losses.rows_beside, losses.WORKERS, how))[:2]:
         assert {sentence in text for text in said} == ({True} if sentence else set())

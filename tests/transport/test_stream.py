@@ -15,7 +15,7 @@ import pytest
 from evenstep.transport.base import ConnectionLostError, SilentError
 from evenstep.transport.codec import MAX_FILES, PREFIX_BYTES, Limits, Prefix
 from evenstep.transport.stream import StreamConnection
-from evenstep.transport.wire import SocketWire
+from evenstep.transport.wire import Wire
 
 LIMITS = Limits(header_bytes=4096, payload_bytes=10**6, patience_seconds=0.05)
 ENCODED = b"header"
@@ -30,7 +30,7 @@ def raw_peer():
 
     def raw_peer(limits=LIMITS):
         ours, theirs = socket.socketpair()
-        connection = StreamConnection(SocketWire(ours, patience_seconds=limits.patience_seconds), limits=limits)
+        connection = StreamConnection(Wire(ours, patience_seconds=limits.patience_seconds), limits=limits)
         made.extend((theirs, connection))
         return theirs, connection
 
@@ -98,7 +98,7 @@ def test_thousands_of_connections_that_send_rubbish_are_closed_each_and_memory_s
     before = process.memory_info().rss
     for _ in range(CONNECTIONS):
         ours, peer = socket.socketpair()
-        connection = StreamConnection(SocketWire(ours, patience_seconds=5.0), limits=LIMITS)
+        connection = StreamConnection(Wire(ours, patience_seconds=5.0), limits=LIMITS)
         whole = draw.randrange(3)
         peer.sendall(FRAME * whole + rubbish(draw))
         peer.shutdown(socket.SHUT_WR)
@@ -226,7 +226,7 @@ def test_many_small_buffers_arrive_as_one_payload(connected):
 
 def test_messages_that_came_together_over_tcp_are_received_one_by_one():
     with socket.create_server(("127.0.0.1", 0)) as door, socket.create_connection(door.getsockname()) as peer:
-        connection = StreamConnection(SocketWire(door.accept()[0], patience_seconds=30.0))
+        connection = StreamConnection(Wire(door.accept()[0], patience_seconds=30.0))
         with connection:
             peer.sendall(FRAME * 3)
             peer.shutdown(socket.SHUT_WR)

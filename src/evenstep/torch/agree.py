@@ -93,7 +93,9 @@ def agree_on_loader(request: RunRequest, workers: Workers, agreed: Agreed, first
         DisagreementError: The workers were given different loaders.
     """
     scheme = agreed.scheme
-    own, records = tell(lambda: _check_loader(request, workers, scheme, first), _exchange(workers, activity))
+    own, records = tell(
+        lambda: (made := _check_loader(request, workers, scheme, first), made.record), _exchange(workers, activity)
+    )
     require_same(records)
     _require_common(request, own, records, workers, activity)
     whole = request.whole_batch_size(scheme, own.order.sampling, workers.count)

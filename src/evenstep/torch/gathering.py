@@ -3,6 +3,7 @@
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import wraps
 from inspect import signature
 from typing import Any, Final, cast, final
@@ -27,14 +28,6 @@ _COLLECTIVES: Final = (
 """Collectives that a step may wait in. evenstep's own use separate groups."""
 
 
-def _nothing() -> Engine | None:
-    """Stands for the running engine when there is none."""
-    return None
-
-
-_running: Callable[[], Engine | None] = _nothing
-
-
 def all_gather(tensor: torch.Tensor) -> torch.Tensor:
     """The rows of all workers' tensors, differentiable, for contrastive losses. All workers must call it together.
 
@@ -51,7 +44,7 @@ def all_gather(tensor: torch.Tensor) -> torch.Tensor:
         ConfigError: There is no current batch of a prepared loader, workers do not wait for each other in each
             iteration, or their rows differ in shape or dtype.
     """
-    engine = _running()
+    engine = next(reversed(_engines()), None)
     batch = None if engine is None else engine.hand_outs.in_hand
     if engine is None or batch is None or (batch.weight is None and engine.workers.count > 1):
         raise ConfigError(
@@ -93,62 +86,59 @@ class _Rows(torch.autograd.Function):
 
 @final
 class ScriptCollectives:
-    """Wraps the script's own collectives during a run, so that waiting in them does not count as compute.
+    """Wraps the script's own collectives during runs, so that waiting in them does not count as compute.
 
     A gather of tensors whose shapes differ between workers is refused, because on hosts PyTorch would abort the process
     without a message. Workers compare shapes only in iterations with unequal sizes, and where all of them gather.
     """
 
     def __init__(self, engine: Engine) -> None:
-        global _running
-        self._engine: Callable[[], Engine | None] = weakref.ref(engine)
-        _running = self._engine
-        _restore_of_ended_runs()
-        _runs.append(self)
-        self._usual = {name: getattr(dist, name) for name in _COLLECTIVES}
-        self._guards = {name: self._guarded(function) for name, function in self._usual.items()}
-        for name, guard in self._guards.items():
-            setattr(dist, name, guard)
+        self._engine = weakref.ref(engine)
+        _runs.append(self._engine)
+        for name in _COLLECTIVES:
+            if name not in _usual:
+                _usual[name] = getattr(dist, name)
+                setattr(dist, name, _guarded(_usual[name]))
 
     def remove(self) -> None:
-        """End the wrappers. Those that are below another run's stay, without effect, until that one has ended."""
-        self._engine = _nothing
-        _restore_of_ended_runs()
+        """End the wrappers with the last run. Those that the script has wrapped in turn stay, without effect."""
+        _runs.remove(self._engine)
+        if not _engines():
+            for name, usual in _usual.items():
+                if getattr(getattr(dist, name), "__wrapped__", None) is usual:
+                    setattr(dist, name, usual)
+            _usual.clear()
 
-    @property
-    def ended(self) -> bool:
-        return self._engine() is None
 
-    def restore(self) -> None:
-        """Take the wrappers away, but for those that the script has wrapped in turn."""
-        for name, guard in self._guards.items():
-            if getattr(dist, name) is guard:
-                setattr(dist, name, self._usual[name])
+_runs: Final[list[weakref.ref[Engine]]] = []
+"""The engines of the runs, the newest last."""
+_usual: Final[dict[str, Callable[..., Any]]] = {}
+"""PyTorch's own collectives, by name, where wrappers are in their place."""
 
-    def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            engine = self._engine()
-            if engine is None or kwargs.get("group", 0) in (engine.workers.host_group, engine.workers.device_group):
-                return function(*args, **kwargs)
+
+def _engines() -> list[Engine]:
+    return [engine for run in _runs if (engine := run()) is not None]
+
+
+def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        engines, group = _engines(), kwargs.get("group", 0)
+        if any(group in (each.workers.host_group, each.workers.device_group) for each in engines):
+            return function(*args, **kwargs)
+        for engine in engines:
             engine.require_common_place()
             if function.__name__ in _GATHERS:
                 _require_alike(engine, signature(function).bind_partial(*args, **kwargs).arguments)
-            if kwargs.get("async_op") or threading.current_thread() is not threading.main_thread():
-                return function(*args, **kwargs)  # The script computes meanwhile.
-            with engine.tracker.interrupted(), explaining(engine.liveness):
-                return function(*args, **kwargs)
+        if kwargs.get("async_op") or threading.current_thread() is not threading.main_thread():
+            return function(*args, **kwargs)  # The script computes meanwhile.
+        with ExitStack() as waits:
+            for engine in engines:
+                waits.enter_context(engine.tracker.interrupted())
+                waits.enter_context(explaining(engine.liveness))
+            return function(*args, **kwargs)
 
-        return called
-
-
-_runs: Final[list[ScriptCollectives]] = []
-"""Each one's wrappers are on top of those before it."""
-
-
-def _restore_of_ended_runs() -> None:
-    while _runs and _runs[-1].ended:
-        _runs.pop().restore()
+    return called
 
 
 def _require_alike(engine: Engine, given: Mapping[str, Any]) -> None:

@@ -255,7 +255,6 @@ class Running:
             self._activity,
             launched=self._request.launched,
             folder=self._request.events_dir,
-            by_argument=self._request.run_dir is not None,
             threads=torch.get_num_threads() if device.type == "cpu" else 1,
             memory=self._learned_limit(),
             lags=lags if agreement.scheme.micro_batch is None else None,

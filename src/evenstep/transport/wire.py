@@ -8,7 +8,7 @@ import ssl
 import struct
 import threading
 from collections.abc import Sequence
-from typing import Final, Protocol, final
+from typing import Final, final
 
 from evenstep.transport.address import is_loopback
 from evenstep.transport.codec import MAX_FILES, close_files
@@ -19,65 +19,42 @@ _LOOPBACK_BUFFER_BYTES: Final = 2**18
 _TLS_CHUNK_BYTES: Final = 2**18
 
 
-class Wire(Protocol):
-    """A stream of bytes. One thread at a time may read, and one may write.
+class Wire:
+    """A stream of bytes on a plain socket: TCP, or a Unix socket, which can carry files.
 
-    Reading and writing raise BlockingIOError if no byte moved for as long as the patience lasts, and another OSError if
-    the peer is gone.
+    One thread at a time may read, and one may write. Reading and writing raise BlockingIOError if no byte moved for as
+    long as the patience lasts, and another OSError if the peer is gone.
     """
-
-    local: bool
-
-    def wait(self, timeout: float | None) -> bool:
-        """Wait until bytes, or the end, can be read; False if there are none after `timeout` seconds."""
-
-    def read(self, buffer: memoryview) -> int:
-        """Read at least one byte into the buffer, and return the number of bytes; 0 at the end of the stream."""
-
-    def read_with_files(self, buffer: memoryview) -> tuple[int, list[int]]:
-        """Like `read`, and also returns received file descriptors."""
-
-    def write(self, buffers: Sequence[memoryview], files: Sequence[int], *, wait: bool = True) -> int:
-        """Write at least one byte of the buffers, in order; return the number of bytes. Files go with the first byte.
-
-        With `wait` False, the patience is zero.
-        """
-
-    def set_reading_patience(self, seconds: float) -> None:
-        """Set the patience of reads, but not of writes."""
-
-    def fileno(self) -> int:
-        """Return the socket's descriptor, for a selector."""
-
-    def shut(self) -> None:
-        """End the stream for both peers and wake threads that read or write. The descriptor stays open."""
-
-    def close(self) -> None:
-        """Close the descriptor; no thread may be reading or writing."""
-
-
-@final
-class SocketWire:
-    """A plain socket: TCP, or a Unix socket, which can carry files."""
 
     def __init__(self, sock: socket.socket, *, patience_seconds: float) -> None:
         self.local = sock.family == socket.AF_UNIX
         self._socket = sock
-        # The kernel measures the time, so a large read or write is one call, without polls in between.
-        sock.setblocking(True)
-        self.set_reading_patience(patience_seconds)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(patience_seconds))
         _tune(sock)
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
+        self._be_patient(patience_seconds)
+        self.set_reading_patience(patience_seconds)
+
+    def _be_patient(self, seconds: float) -> None:
+        """Set the patience of writes."""
+        # The kernel measures the time, so a large read or write is one call, without polls in between.
+        self._socket.setblocking(True)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(seconds))
+
+    def set_reading_patience(self, seconds: float) -> None:
+        """Set the patience of reads, but not of writes."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
 
     def wait(self, timeout: float | None) -> bool:
+        """Wait until bytes, or the end, can be read; False if there are none after `timeout` seconds."""
         return bool(self._readable.poll(_milliseconds(timeout)))
 
     def read(self, buffer: memoryview) -> int:
+        """Read at least one byte into the buffer, and return the number of bytes; 0 at the end of the stream."""
         return self._socket.recv_into(buffer, 0, socket.MSG_WAITALL)
 
     def read_with_files(self, buffer: memoryview) -> tuple[int, list[int]]:
+        """Like `read`, and also returns received file descriptors."""
         if not self.local:
             return self.read(buffer), []
         count, ancillary, flags, _ = self._socket.recvmsg_into([buffer], _FILES_BYTES, socket.MSG_CMSG_CLOEXEC)
@@ -94,46 +71,51 @@ class SocketWire:
         return count, files.tolist()
 
     def write(self, buffers: Sequence[memoryview], files: Sequence[int], *, wait: bool = True) -> int:
+        """Write at least one byte of the buffers, in order; return the number of bytes. Files go with the first byte.
+
+        With `wait` False, the patience is zero.
+        """
         flags = 0 if wait else socket.MSG_DONTWAIT
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
         return self._socket.sendmsg(buffers, ancillary, flags)
 
-    def set_reading_patience(self, seconds: float) -> None:
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
-
     def fileno(self) -> int:
+        """Return the socket's descriptor, for a selector."""
         return self._socket.fileno()
 
     def shut(self) -> None:
+        """End the stream for both peers and wake threads that read or write. The descriptor stays open."""
         shut(self._socket)
 
     def close(self) -> None:
+        """Close the descriptor; no thread may be reading or writing."""
         self._socket.close()
 
 
 @final
-class TlsWire:
+class TlsWire(Wire):
     """An encrypted socket. Its TLS state is used under a lock; waiting is done outside of the lock."""
 
-    local = False
+    _socket: ssl.SSLSocket
 
     def __init__(self, sock: ssl.SSLSocket, *, patience_seconds: float) -> None:
-        self._socket = sock
-        self._writing_patience = _milliseconds(patience_seconds)
-        self.set_reading_patience(patience_seconds)
+        super().__init__(sock, patience_seconds=patience_seconds)
         self._state = threading.Lock()
-        _tune(sock)
-        sock.setblocking(False)
-        self._readable = select.poll()
-        self._readable.register(sock, select.POLLIN)
         self._writable = select.poll()
         self._writable.register(sock, select.POLLOUT)
+
+    def _be_patient(self, seconds: float) -> None:
+        self._socket.setblocking(False)
+        self._writing_patience = _milliseconds(seconds)
+
+    def set_reading_patience(self, seconds: float) -> None:
+        self._reading_patience = _milliseconds(seconds)
 
     def wait(self, timeout: float | None) -> bool:
         with self._state:
             if self._socket.pending():
                 return True
-        return bool(self._readable.poll(_milliseconds(timeout)))
+        return super().wait(timeout)
 
     def read(self, buffer: memoryview) -> int:
         while True:
@@ -142,9 +124,6 @@ class TlsWire:
                     return self._socket.recv_into(buffer)
             except ssl.SSLWantReadError:
                 _await(self._readable, self._reading_patience)
-
-    def read_with_files(self, buffer: memoryview) -> tuple[int, list[int]]:
-        return self.read(buffer), []
 
     def write(self, buffers: Sequence[memoryview], files: Sequence[int], *, wait: bool = True) -> int:
         chunk = buffers[0][:_TLS_CHUNK_BYTES]
@@ -156,24 +135,12 @@ class TlsWire:
                 # TLS requires that a write is repeated with the same bytes.
                 _await(self._writable, self._writing_patience if wait else 0)
 
-    def set_reading_patience(self, seconds: float) -> None:
-        self._reading_patience = _milliseconds(seconds)
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def shut(self) -> None:
-        shut(self._socket)
-
-    def close(self) -> None:
-        self._socket.close()
-
 
 def wire_of(sock: socket.socket, patience_seconds: float) -> Wire:
     """Return the wire over a connected socket, which it then owns."""
     if isinstance(sock, ssl.SSLSocket):
         return TlsWire(sock, patience_seconds=patience_seconds)
-    return SocketWire(sock, patience_seconds=patience_seconds)
+    return Wire(sock, patience_seconds=patience_seconds)
 
 
 def shut(sock: socket.socket) -> None:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias, TypeVar, final
+from typing import Any, Final, TypeAlias, TypeVar, final
 
 import numpy as np
 
@@ -60,14 +60,7 @@ _MUST_AGREE: Final = {
 """The fields of workers' records that must be the same on all. Not every framework, nor every call, has all of them."""
 
 
-class Told(Protocol):
-    """The `record` that a worker tells the others, as JSON."""
-
-    @property
-    def record(self) -> Mapping[str, Any]: ...
-
-
-_Told = TypeVar("_Told", bound=Told)
+_Own = TypeVar("_Own")
 
 
 @final
@@ -114,7 +107,7 @@ def agree(check: Callable[[], Own], exchange: Exchange, *, size: Callable[[Schem
         ConfigError: Something cannot work on this worker or on another, which is named.
         DisagreementError: The workers were given different things.
     """
-    own, records = tell(check, exchange)
+    own, records = tell(lambda: (made := check(), made.record), exchange)
     require_same(records)
     scheme = placed(own.scheme, [each["host"] for each in records], [each.get("gpu", "") for each in records])
     limits = np.array([each["largest_batch"] for each in records], dtype=np.int64)
@@ -151,33 +144,33 @@ def record_of(scheme: Scheme, *, host: str, device: str, hold: Hold | None) -> d
     }
 
 
-def tell(check: Callable[[], _Told], exchange: Exchange) -> tuple[_Told, list[dict[str, Any]]]:
-    """Return the result of `check` and the records of all workers; all workers must call it together.
+def tell(check: Callable[[], tuple[_Own, Mapping[str, Any]]], exchange: Exchange) -> tuple[_Own, list[dict[str, Any]]]:
+    """Return the first result of `check`, whose second is told to the others, and the records of all workers.
+
+    All workers must call it together.
 
     Raises:
         ConfigError: The check failed on another worker, which is named; its own error on the worker where it failed.
     """
-    own: _Told | None = None
     failure: Exception | None = None
     try:
-        own = check()
+        own, record = check()
     except Exception as error:  # Whatever failed, the others must not wait for this worker.
-        failure = error
+        failure, record = error, {"error": _sentence(error)}
     try:
-        records = exchange({"error": _sentence(failure)} if own is None else own.record)
+        records = exchange(record)
     except Exception:
         if failure is None:
             raise
     if failure is not None:
         raise failure  # More useful than an error about telling the others.
-    assert own is not None
-    for rank, record in enumerate(records):
-        if "error" in record:
-            raise ConfigError(f"worker {rank}: {record['error']}")
+    for rank, each in enumerate(records):
+        if "error" in each:
+            raise ConfigError(f"worker {rank}: {each['error']}")
     return own, records
 
 
-def _sentence(failure: Exception | None) -> str:
+def _sentence(failure: Exception) -> str:
     """Return the sentence for the other workers; an error of a user's dataset or sampler needs its type."""
     if isinstance(failure, ConfigError):
         return str(failure)

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
 
@@ -12,6 +11,9 @@ from evenstep.core.samples import Share
 from evenstep.core.shown import shown
 from evenstep.core.values import Basis, Factors, Reports, State
 from evenstep.telemetry.events import IterationDone
+
+if TYPE_CHECKING:
+    from evenstep.protocol.messages import Grant
 
 _UNKNOWN: Final = Factors()
 _MAX_UNITS: Final = 2**53
@@ -97,18 +99,25 @@ class Iteration(msgspec.Struct, eq=False, kw_only=True):
         # The slowest worker may have started earlier, so waiting is at most the measured synchronisation.
         by_device = self.device_synchronised_seconds
         synchronised = self.synchronised_seconds if by_device is None else by_device
-        outcome = PushOutcome(held_seconds=slowest - compute)
-        return self._event(worker, reports.row(worker), ended, compute, synchronised, outcome)
+        return self._event(worker, reports.row(worker), ended, compute, synchronised, slowest - compute)
 
-    def served_event(self, worker: int, row: list[int], outcome: "PushOutcome") -> IterationDone:
-        """Like `event`, for an iteration whose push had this outcome; `row` is this worker's report."""
+    def served_event(self, worker: int, row: list[int], told: "Grant") -> IterationDone:
+        """Like `event`, for an iteration whose push had this answer; `row` is this worker's report."""
         assert self.ended is not None
-        return self._event(worker, row, self.ended, row[1] * self.passes / 1e6, self.synchronised_seconds, outcome)
+        compute = row[1] * self.passes / 1e6
+        return msgspec.structs.replace(
+            self._event(worker, row, self.ended, compute, self.synchronised_seconds, told.held),
+            staleness=told.staleness,
+            behind=told.behind,
+            share=told.share,
+            lead=told.lead,
+            bound=told.bound,
+        )
 
     def _event(
-        self, worker: int, row: list[int], ended: float, compute: float, synchronised: float, outcome: "PushOutcome"
+        self, worker: int, row: list[int], ended: float, compute: float, synchronised: float, held: float
     ) -> IterationDone:
-        waited = min(outcome.held_seconds, synchronised)
+        waited = min(held, synchronised)
         return IterationDone(
             worker=worker,
             iteration=self.number,
@@ -125,25 +134,7 @@ class Iteration(msgspec.Struct, eq=False, kw_only=True):
             comm_seconds=synchronised - waited,
             row=row,
             factors=(self.factors.cpu_availability, self.factors.memory_availability),
-            staleness=outcome.staleness,
-            behind=outcome.behind,
-            share=outcome.share,
-            lead=outcome.lead,
-            bound=outcome.bound,
         )
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushOutcome:
-    """The servers' report on a push: how long they held it, and how they committed and released it."""
-
-    held_seconds: float
-    staleness: int | None = None
-    behind: float | None = None
-    share: float | None = None
-    lead: int | None = None
-    bound: int | None = None
 
 
 def units_of(share: Share | None, count: Any) -> float:

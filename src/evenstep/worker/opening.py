@@ -37,7 +37,6 @@ def open_tracker(
     *,
     launched: LaunchSettings,
     folder: Path | None = None,
-    by_argument: bool = False,
     threads: int = 1,
     memory: LearntLimit | None = None,
     lags: Sequence[int] | None = None,
@@ -46,14 +45,14 @@ def open_tracker(
 ) -> Tracker:
     """Make the tracker of this worker's iterations, with all that it keeps of the run.
 
-    Events go to the `folder`, which is the script's argument (`by_argument`) or the environment's, as errors say.
-    `threads` compute; `memory` learns this worker's largest batch, if it can be learned; `lags` as in `Tracker`. If
-    workers come and go, this one has a `recorder`. Of a worker's processes, the one that `leads` keeps the records.
+    Events go to the `folder`. `threads` compute; `memory` learns this worker's largest batch, if it can be learned;
+    `lags` as in `Tracker`. If workers come and go, this one has a `recorder`. Of a worker's processes, the one that
+    `leads` keeps the records.
     """
     scheme, records, hold, clock, rank = agreed.scheme, agreed.workers, agreed.own.hold, time.perf_counter, worker.rank
     forecasts, sums_up = scheme.load.uses_forecasts, recorder is None and leads and not rank
     folder = folder if leads else None
-    kept = record_in(folder, rank, by_argument=by_argument) if recorder is None else Silent()
+    kept = record_in(folder, rank, launched) if recorder is None else Silent()
     # The first worker on each host records everybody's sizes: hosts may have separate directories. On servers all do:
     # sizes reach each at a different time, and a worker may leave.
     first_on_host = all(each["host"] != records[rank]["host"] for each in records[:rank])
@@ -81,11 +80,11 @@ def open_tracker(
     )
 
 
-def record_in(folder: Path | None, worker: int, *, by_argument: bool) -> JsonlRecorder | Silent:
-    """Open the record of this worker in the folder, if there is one; `by_argument` as in `open_tracker`."""
+def record_in(folder: Path | None, worker: int, launched: LaunchSettings) -> JsonlRecorder | Silent:
+    """Open the record of this worker in the folder, if there is one; errors say who named the folder."""
     if folder is None:
         return Silent()
-    with naming("run_dir" if by_argument else VARIABLES["run_dir"]):
+    with naming(VARIABLES["run_dir"] if str(folder) == launched.run_dir else "run_dir"):
         return JsonlRecorder(folder, worker, last=lambda: Ended(worker=worker, at=time.perf_counter()))
 
 

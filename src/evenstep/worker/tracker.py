@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import cast, final
+from typing import TYPE_CHECKING, cast, final
 
 import numpy as np
 
@@ -24,10 +24,13 @@ from evenstep.telemetry import Logged
 from evenstep.telemetry.events import CheckpointDone, Disturbed, IterationDone, Noted, Planned
 from evenstep.worker.activity import Activity
 from evenstep.worker.hold import Hold
-from evenstep.worker.iteration import Iteration, PushOutcome
+from evenstep.worker.iteration import Iteration
 from evenstep.worker.meter import Meter
 from evenstep.worker.summary import Summary
 from evenstep.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from evenstep.protocol.messages import Grant
 
 
 @final
@@ -361,10 +364,10 @@ class Tracker:
                 stacklevel=2,
             )
 
-    def record_served(self, done: Iteration, row: list[int], outcome: PushOutcome) -> None:
+    def record_served(self, done: Iteration, row: list[int], told: "Grant") -> None:
         """Record a finished iteration, with what the servers reported of its push."""
         if self._keeps_iterations:
-            self.recorder.record(done.served_event(self.workers.rank, row, outcome))
+            self.recorder.record(done.served_event(self.workers.rank, row, told))
 
     def note(self, values: Mapping[str, float]) -> None:
         """Record values that the script gave in or after the current iteration."""

@@ -265,8 +265,6 @@ class BatchLoop(ABC):
                     if piece.last:
                         shares.advance()
                         self._at.done = ledger.iteration
-                    if batch is None:
-                        self._warn_of_nothing()
                     self._handed_out += piece.last
                     self._newest, self._origin.computed = piece, bool(self._origin.computed)
                     self._traces = Traces(batch, len(piece.positions), self._traces)
@@ -332,15 +330,6 @@ class BatchLoop(ABC):
         given = {name: each for name, each in more.items() if each is not None}
         shares = bound.engine.shares(ledger, epoch=self._at.epoch, depth=bound.terms.depth, **given)
         return ledger, shares, self._maker(shares, drawn), cut
-
-    def _warn_of_nothing(self) -> None:
-        if self._started.engine.workers.count > 1:
-            warnings.warn(
-                "the collate function gave None. A worker that passes over such a batch leaves the others waiting for a"
-                " gradient, and the run ends: leave broken samples out of the dataset, or let it return another sample"
-                " in their place",
-                stacklevel=3,
-            )
 
     @abstractmethod
     def _maker(self, shares: Shares, drawn: Drawn) -> Maker:

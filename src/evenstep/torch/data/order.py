@@ -116,7 +116,7 @@ class EpochOrder:
         if workers.host_group is None:
             return self._given(epoch)
         # Not only on worker 0, whose order counts: a sampler may begin to give each worker its own part.
-        own, records = tell(lambda: self._given(epoch), exchange)
+        own, records = tell(lambda: (given := self._given(epoch), given.record), exchange)
         require_agreement(records, {"drawn": DRAWN})
         indices, ends = cast("IntArray", own.indices), own.ends
         return Drawn(

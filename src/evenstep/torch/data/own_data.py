@@ -8,6 +8,7 @@ from typing import Any, final
 import torch
 
 from evenstep.core.errors import ConfigError
+from evenstep.core.samples import OwnShares, Share
 from evenstep.core.shown import shown
 from evenstep.torch.data.common_data import checksum_of_samples
 from evenstep.torch.data.fetch import pinned
@@ -34,10 +35,13 @@ class OwnData:
         pin: Whether joined batches go to page-locked memory.
 
     Attributes:
+        shares: This worker's shares of the epoch, which are cut out of the batches.
         known: How many samples of the epoch have been read.
         ended: Whether there are no more.
         checksum: The checksum of the first batch; 0 if it is not known.
     """
+
+    shares: OwnShares
 
     def __init__(self, batches: Iterator[Any], first: int = 0, *, pin: bool = False) -> None:
         self._batches: Iterator[Any] | None = batches
@@ -74,12 +78,14 @@ class OwnData:
                 self._chunks.append(_Chunk(self.known, self.known + rows, batch))
                 self.known += rows
 
-    def read_ahead(self, until: int) -> None:
-        """As `read`; an error is kept for the next `read`, where all workers are told of it."""
+    def make(self, _: Share, piece: Share) -> Any:
+        """The batch of this share. Reads what the next one needs, so that the report on this one tells of it."""
+        batch = self.take(piece.positions)
         try:
-            self.read(until)
-        except Exception as error:
+            self.read(self.shares.ahead)
+        except Exception as error:  # Kept for the next `read`, where all workers are told of it.
             self._failure = error
+        return batch
 
     def skip(self, until: int) -> None:
         """Read and drop the samples before this position, but for the last.

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples import OwnShares, Share, words_of
+from evenstep.core.samples import OwnShares, words_of
 from evenstep.core.values import UNLIMITED
 from evenstep.torch.data.epochs import adopt
 from evenstep.torch.data.fetch import pins
@@ -60,7 +60,7 @@ class OwnEpochs:
         self._source = source
         self._engine = engine
         self._number = number
-        self._loop: OwnLoop | None = None
+        self._loop: OwnData | None = None
         self._resumes_after: IntArray = np.zeros(engine.workers.count, dtype=np.int64)
         if at.chosen:
             self.set_next(at.next_epoch)
@@ -74,7 +74,7 @@ class OwnEpochs:
         """Make the next loop this epoch."""
         self.at.set_next(epoch)
 
-    def begin(self, *, again: bool) -> "OwnLoop":
+    def begin(self, *, again: bool) -> OwnData:
         """Begin the next loop, on the last loop's epoch `again` if the script has not chosen one."""
         self.let_go()
         resuming, engine, rank = self.at.begin(again=again), self._engine, self._engine.workers.rank
@@ -89,11 +89,11 @@ class OwnEpochs:
                 return gather(workers, record)
 
         def meet(until: int) -> "IntArray":
-            def read() -> _Told:
+            def read() -> tuple[None, dict[str, Any]]:
                 data.skip(int(taken[rank]))
                 data.read(until)
                 place = {"epoch": self.at.epoch, "iteration": shares.iteration}
-                return _Told({**place, "word": data.word, "first": data.checksum, "vouches": self._vouched})
+                return None, {**place, "word": data.word, "first": data.checksum, "vouches": self._vouched}
 
             records = tell(read, exchange)[1]
             words, known = words_of(records), self._firsts
@@ -102,7 +102,7 @@ class OwnEpochs:
                 warnings.warn(_ANOTHER_ORDER, stacklevel=2)
             return words
 
-        shares = OwnShares(
+        data.shares = shares = OwnShares(
             worker=rank,
             sizes=tracker.sizes_in(self.at.epoch, self.global_batch_size),
             meet=meet,
@@ -111,8 +111,8 @@ class OwnEpochs:
             taken=taken,
             iteration=self.at.done,
         )
-        self._loop = engine.own = OwnLoop(shares, data)
-        return self._loop
+        self._loop = engine.own = data
+        return data
 
     def _data(self, taken: int) -> OwnData:
         source, epoch = self._source, self.at.epoch
@@ -132,7 +132,7 @@ class OwnEpochs:
         inner = DataLoader(
             source.dataset,
             batch_size=size,
-            sampler=_Rest(drawn.indices, first, length),
+            sampler=_looked_up(drawn.indices, first, length),
             num_workers=source.num_workers,
             collate_fn=source.collate_fn,
             pin_memory=pins(source),
@@ -188,45 +188,7 @@ class OwnEpochs:
             self._loop.close()
 
 
-@final
-class OwnLoop:
-    """A loop over one worker's own data: the shares, and their batches."""
-
-    def __init__(self, shares: OwnShares, data: OwnData) -> None:
-        self.shares = shares
-        self._data = data
-
-    def make(self, share: Share, piece: Share) -> Any:
-        """The batch of this share. Reads what the next one needs, so that the report on this one tells of it."""
-        batch = self._data.take(piece.positions)
-        self._data.read_ahead(self.shares.ahead)
-        return batch
-
-    @property
-    def word(self) -> int:
-        """What this worker tells the others; see `OwnShares`."""
-        return self._data.word
-
-    def close(self) -> None:
-        """Let go of the data workers."""
-        self._data.close()
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Told:
-    record: "Mapping[str, Any]"
-
-
-@final
-class _Rest:
-    """The sampler of the positions from `start` (included) to `stop` (excluded) of an epoch."""
-
-    def __init__(self, indices: "Indices", start: int, stop: int) -> None:
-        self._indices = indices
-        self._start = start
-        self._stop = stop
-
-    def __iter__(self) -> Iterator[int]:
-        for start in range(self._start, self._stop, _BLOCK):
-            yield from self._indices[np.arange(start, min(start + _BLOCK, self._stop))].tolist()
+def _looked_up(indices: "Indices", start: int, stop: int) -> Iterator[int]:
+    """The indices at the positions from `start` (included) to `stop` (excluded) of an epoch."""
+    for first in range(start, stop, _BLOCK):
+        yield from indices[np.arange(first, min(first + _BLOCK, stop))].tolist()

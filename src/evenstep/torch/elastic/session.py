@@ -115,7 +115,7 @@ class ElasticSession:
         # Those of data parallelism inside a replica are workers of their own.
         self._number, self._places = self._slot * inside.count + inside.rank, self._slots * inside.count
         folder = self._request.events_dir if inside.leads else None
-        keeps = record_in(folder, self._number, by_argument=self._request.run_dir is not None)
+        keeps = record_in(folder, self._number, launched)
         self._recorder = ReplicaRecorder(keeps, self._number, self._places)
         tell: Callable[[str], None] = partial(leave_mark, launched, f"{self._slot}.state")
         self._quorum = Quorum(manager, tell if self._first else lambda _: None, inside, ahead=scheme.period is None)

@@ -33,7 +33,7 @@ from evenstep.worker.hand_outs import HandedOut
 from evenstep.worker.tracker import Tracker
 
 if TYPE_CHECKING:
-    from evenstep.torch.data.own_epochs import OwnLoop
+    from evenstep.torch.data.own_data import OwnData
 
 Reduced: TypeAlias = torch.futures.Future[torch.Tensor]
 CommHook: TypeAlias = tuple[Any, Callable[[Any, GradBucket], Reduced]]
@@ -82,7 +82,7 @@ class CollectiveEngine(Engine):
         self._divisor = 1.0
         """The units of all workers in the current iteration, if its micro-batches are weighed by units."""
         self._report_due = False
-        self._told: OwnLoop | None = None
+        self._told: OwnData | None = None
         """The loop of which the last report tells."""
         self._unsummed_steps = 0
         """The optimizers' steps since gradients were last summed."""

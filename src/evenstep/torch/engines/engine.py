@@ -22,7 +22,7 @@ from evenstep.worker.tracker import Tracker
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from evenstep.torch.data.own_epochs import OwnLoop
+    from evenstep.torch.data.own_data import OwnData
     from evenstep.torch.engines.loss_scale import LossScale
 
 NO_BATCH: Final = (
@@ -76,8 +76,8 @@ class Engine(ABC):
         """The optimizers that stepped since the script left a loop before its end; None inside a loop."""
         self._strayed = False
         """Whether a forward pass computed no batch of the loader."""
-        self.own: OwnLoop | None = None
-        """The last loop over data of this worker's own, of which its reports tell."""
+        self.own: OwnData | None = None
+        """The data of the last loop over a loader of this worker's own, of which its reports tell."""
         self._weight_of: Callable[[Share], float] | None = None
         """Returns the weight of the gradient of a share, if that is known at its hand-out."""
         self._part_weight: float | None = None

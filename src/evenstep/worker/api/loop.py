@@ -42,7 +42,6 @@ class Loop(ABC):
             activity,
             launched=asked.launched,
             folder=asked.events_dir,
-            by_argument=asked.run_dir is not None,
         )
         self._tracker.recorder.record(
             run_event(agreed, worker.rank, iterations=asked.ledger(0).iterations, seed=asked.seed)

@@ -15,7 +15,7 @@ from evenstep.core.samples import EpochCosts
 from evenstep.core.samples.claims import Claim
 from evenstep.protocol import messages
 from evenstep.protocol.optimizer import Options
-from evenstep.worker.iteration import Iteration, PushOutcome
+from evenstep.worker.iteration import Iteration
 from evenstep.worker.servers.claimed import ClaimedShares
 from evenstep.worker.servers.link import ExpiredError, ServerLink
 from evenstep.worker.tracker import Tracker
@@ -356,14 +356,5 @@ class ServedExchange:
         """Record the pushed iteration once it is answered and the script has asked for the next batch."""
         if self._pushed is None or self._pushed.ended is None or self._answer is None:
             return
-        told = self._answer
-        outcome = PushOutcome(
-            held_seconds=told.held,
-            staleness=told.staleness,
-            behind=told.behind,
-            share=told.share,
-            lead=told.lead,
-            bound=told.bound,
-        )
-        self._tracker.record_served(self._pushed, self._row, outcome)
+        self._tracker.record_served(self._pushed, self._row, self._answer)
         self._answer = None
