@@ -99,8 +99,9 @@ def prepared(run, names, *, dataset=None, model=None, **options):
 
 
 def whole(parameters):
-    """The whole weights of which these DTensors are parts."""
-    return torch.cat([each.full_tensor().detach().flatten() for each in parameters])
+    """The weights, also those of which these are parts."""
+    full = [each.full_tensor() if isinstance(each, DTensor) else each for each in parameters]
+    return torch.cat([each.detach().flatten() for each in full])
 
 
 def train(run, names):

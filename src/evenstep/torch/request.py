@@ -341,7 +341,7 @@ class RunRequest:
         """Check that the mesh has workers, and refuse what goes with workers of one process each alone."""
         if self.mesh is None:
             raise ConfigError("data_dims names dimensions of a mesh, and there is none: give mesh, too")
-        _ = self.peers
+        _ = self.peers  # An error, if there are none.
         alone = {
             f"the scheme {scheme.name!r}": not scheme.sums_every_gradient,
             "process_group": self.process_group is not None,

@@ -29,7 +29,10 @@ def whole(model: torch.nn.Module, *, alone: bool) -> torch.nn.Module:
             "the model is in torchft's DistributedDataParallel, which weighs all replicas alike: pass the plain model"
         )
     if alone and is_sharded(unwrapped(model)):
-        raise ConfigError("a replica is one process, which has all of the model: leave out fully_shard")
+        raise ConfigError(
+            "a replica is one process, which has all of the model: leave out fully_shard, or start replicas of several"
+            " (evenstep run --nproc-per-replica)"
+        )
     if not alone and isinstance(model, DistributedDataParallel):
         raise ConfigError(
             "the gradients of a model that is split over the processes of a replica are summed here: pass it without"

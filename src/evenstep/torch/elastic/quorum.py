@@ -177,9 +177,8 @@ class Quorum:
         """True if it is so for all processes of the replica."""
         return good if self._inside is None else bool(self._of_peers(torch.tensor(good)).all())
 
-    @property
     def whole(self) -> bool:
-        """True if the step is not `broken` for any process of the replica; all must ask together."""
+        """Return whether the step is not `broken` for any process of the replica; all must ask together."""
         return self._vote(not self.broken)
 
     def _wait(self, until: Callable[[], object]) -> None:
@@ -276,7 +275,7 @@ class Quorum:
         """
         table = self.table(row)
         self.sum(table)()
-        if not self.whole:
+        if not self.whole():
             raise BrokenQuorumError("a replica was lost while the members met")
         return table
 

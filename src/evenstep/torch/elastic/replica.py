@@ -73,7 +73,7 @@ def manager_of(launched: LaunchSettings, timeout_seconds: float, device: str) ->
     if count == 1 and dist.is_initialized():
         raise ConfigError(
             "a process group of all replicas does not outlive the first of them: under evenstep run --elastic leave out"
-            " init_process_group"
+            " init_process_group, or give --nproc-per-replica, for a group of the processes of each replica"
         )
     if not logging.getLogger("torchft").level:  # The launcher tells in a sentence who is lost.
         logging.getLogger("torchft").setLevel(logging.CRITICAL)

@@ -353,20 +353,11 @@ class ElasticSession:
             keys, policy = state["members"]
             engine.members = Members.of(load, tuple(keys), None)
             engine.members.policy.load_state_dict(policy)
-        of_python, of_numpy, of_torch = self._random_of(state)
+        of_python, of_numpy, of_torch = state["random"]
         random.setstate(of_python)
         np.random.set_state(of_numpy)
         torch.set_rng_state(of_torch)
         self._arrived = None
-
-    def _random_of(self, state: dict[str, Any]) -> Any:
-        """The states of the random generators for this worker, which its processes have alike."""
-        inside = self._inside
-        if inside.peers is None:
-            return state["random"]
-        found: list[Any] = [None] * inside.processes.count
-        dist.all_gather_object(found, state["random"], group=inside.processes.host_group)
-        return found[inside.peers.ranks[0, inside.rank, 0]]
 
     @property
     def _parts(self) -> list[Any]:
@@ -389,13 +380,15 @@ def _inside_of(manager: Manager, request: RunRequest, scheme: Scheme) -> Workers
         ConfigError: The replica has several processes, and not what these need; or it has one, and a mesh.
     """
     count, mesh = manager._group_world_size, request.mesh
-    if count == 1 and mesh is None:
+    if count == 1 and mesh is None and not request.data_dims:
         return Workers(rank=0, count=1, host=socket.gethostname(), timeout_seconds=request.timeout)
-    if count == 1 or mesh is None:
+    if count == 1:
         raise ConfigError(
-            f"this replica has {count} processes: "
-            + ("leave out mesh" if count == 1 else "give mesh, the device mesh of these processes alone")
+            "a replica is one process, and mesh and data_dims are for several: leave them out, or start replicas of"
+            " several (evenstep run --nproc-per-replica)"
         )
+    if mesh is None:
+        raise ConfigError(f"this replica has {count} processes: give mesh, the device mesh of these processes alone")
     if scheme.period is not None:
         raise ConfigError(
             f"the scheme {scheme.name!r} goes with replicas of one process each: use lb-bsp, dbs, bsp or batch_sizes"

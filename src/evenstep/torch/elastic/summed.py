@@ -167,7 +167,7 @@ class SummingReplica(ElasticEngine):
         batch, tracker = self.hand_outs.in_hand, self.tracker
         assert batch is not None
         try:
-            if self._table is not None and self._quorum.whole:
+            if self._table is not None and self._quorum.whole():
                 self._rows.check(self._table.numpy())
         except BrokenQuorumError:
             pass

@@ -100,7 +100,7 @@ def weigh_shards(module: torch.nn.Module, engine: SumsShards, index: int, worker
     hybrid = any(len(placements) == 2 for placements, _ in over)
     # Peers that have a part of each sample each have a mean over that part, and the mean of these counts.
     parts = max(prod(lengths) for _, lengths in over) // workers.count
-    alone = hybrid and all(lengths[-1] == 1 for _, lengths in over)
+    alone = all(lengths[-1] == 1 for _, lengths in over)
     end = BackwardEnd(engine, index)
     for each in module.modules():
         if not isinstance(each, FSDPModule):
