@@ -8,8 +8,9 @@ anything is sent, belongs to the worker itself.
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
 from zlib import crc32
 
 import numpy as np
@@ -19,6 +20,9 @@ from evenstep.core.load.narx import Narx
 from evenstep.core.values import UNLIMITED, Factors, IntArray, Reports, Sample, State
 from evenstep.worker.device_memory import LearntLimit
 from evenstep.worker.iteration import Iteration
+
+if TYPE_CHECKING:
+    from evenstep.worker.peers import Peers
 
 COLUMNS: Final = 3 + Reports.columns()
 """The number of columns of a row without extra ones."""
@@ -186,12 +190,17 @@ class Rows:
     Args:
         meter: Measures this worker's iterations.
         exchange_plans: Returns the plans of all workers for this worker's, by rank; all workers must call it together.
+        peers: The processes of each worker if these are several. Each then has a row and a plan.
     """
 
     def __init__(
-        self, meter: Meter, exchange_plans: Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
+        self,
+        meter: Meter,
+        exchange_plans: Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]],
+        peers: "Peers | None" = None,
     ) -> None:
         self._meter = meter
+        self._peers = peers
         self._exchange_plans = exchange_plans
         self._plan: tuple[Any, ...] = ()
         """The part of the plan that the last row was made for, besides its sizes."""
@@ -220,7 +229,10 @@ class Rows:
             DisagreementError: They followed different plans.
         """
         if len(set(fingerprints := rows[:, 0].tolist())) > 1:
-            refuse_other_plans(self._plans, fingerprints)
+            with nullcontext() if self._peers is None else self._peers.naming():
+                refuse_other_plans(self._plans, fingerprints)
+        if self._peers is not None:
+            rows = self._peers.slowest(rows)
         self._meter.received = Reports(*rows[:, 3:COLUMNS].T), rows[:, 1:3]
         return rows[:, COLUMNS:]
 

@@ -25,7 +25,7 @@ from evenstep.torch.engines.engine import Engine
 from evenstep.torch.engines.left_out import LeftOut
 from evenstep.torch.engines.loss_scale import LossScale
 from evenstep.torch.engines.replicas import Replicas
-from evenstep.torch.engines.reports import reports_of
+from evenstep.torch.engines.reports import ReportExchange
 from evenstep.torch.engines.weighting import SummedModel, UnitCount, Weights, weight_function
 from evenstep.torch.processes.liveness import Liveness
 from evenstep.torch.processes.workers import Workers
@@ -70,7 +70,7 @@ class CollectiveEngine(Engine):
         self.accumulates = scheme.accumulates
         self._one_at_a_time = "accumulation or micro_batch" if self.accumulates else ""
         self._alone = self.accumulates and workers.count == 1
-        self._exchange = reports_of(workers, tracker.meter)
+        self._exchange = ReportExchange(workers, tracker.meter)
         self._failure: Exception | None = None
         self._sums: list[dist.Work] = []  # Sums of buckets under way, on hosts.
         self._direct = DirectSum(workers)
