@@ -92,6 +92,7 @@ def test_the_workers_get_the_options_and_the_script_its_arguments(tmp_path, monk
             "survey_up_to": None,
             "elastic": None,
             "lighthouse": None,
+            "nproc_per_replica": 1,
         }
         assert {name: each[name] for name in VARIABLES.values()} == {
             "EVENSTEP_SCHEME": "bsp",

@@ -9,10 +9,13 @@ import time
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from support.guard import GUARD_SECONDS
+from support.ports import free_port
 from support.processes import CONTEXT
 
 os.environ.setdefault("RUST_LOG", "error")  # torchft reads this when it is imported, and tells of each quorum.
@@ -30,8 +33,10 @@ class Elastic:
     step, the processes (replica and life) that must have come to their first batch before the others go on. `other`:
     the samples with which a process (replica and life) is started instead of `samples`, or None for other contents.
     `habit`: how the script weighs and measures, `plain` or `units`. `until`: the step after which all stop, and replica
-    0 saves its state in the file `checkpoint`; a run without `until` begins with what is saved there. `momentum` and
-    `decay`: of the optimizer, and of its rate after each 7 steps.
+    0 saves its state in the file `checkpoint`, each process its part; a run without `until` begins with what is saved
+    there. `momentum` and `decay`: of the optimizer, and of its rate after each 7 steps. `split`: the names of the
+    dimensions of a replica's mesh, as in `support.meshes`; it has two processes then, of which the second does what
+    `faults` says.
     """
 
     replicas: int = 3
@@ -51,6 +56,12 @@ class Elastic:
     habit: str = "plain"
     momentum: float = 0.9
     decay: float = 0.9
+    split: tuple = ()
+
+    @property
+    def processes(self):
+        """Of each replica."""
+        return 2 if self.split else 1
 
     @property
     def local(self):
@@ -78,7 +89,7 @@ def parts(run, other=(), reads=None):
     samples = run.samples if None in other or not other else other[0]
     generator = torch.Generator().manual_seed(8 if None in other else 7)
     inputs = torch.randn(samples, FEATURES, generator=generator, dtype=torch.float64)
-    torch.manual_seed(1 + int(os.environ.get("RANK", "0")))  # What replicas begin with is not the same by itself.
+    torch.manual_seed(1 + int(os.environ["SLOT"]))  # What replicas begin with is not the same by itself.
     layers = torch.nn.Sequential(torch.nn.Linear(FEATURES, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
     dataset = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())
     if reads is not None:
@@ -112,9 +123,9 @@ def alone(run, left_out=()):
 
     found = []
     for first in range(run.replicas):
-        os.environ["RANK"] = str(first)
+        os.environ["SLOT"] = str(first)
         layers, optimizer, loader = parts(run)
-        del os.environ["RANK"]
+        del os.environ["SLOT"]
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
         for epoch in range(run.epochs):
             order = torch.randperm(run.samples, generator=torch.Generator().manual_seed(epoch))
@@ -139,9 +150,9 @@ def alone_locally(run, steps):
 
     found, diloco = [], run.options["scheme"].startswith("diloco")
     for first in range(run.replicas):
-        os.environ["RANK"] = str(first)
+        os.environ["SLOT"] = str(first)
         layers, optimizer, loader = parts(run)
-        del os.environ["RANK"]
+        del os.environ["SLOT"]
         weights, taken = list(layers.parameters()), 0
         outer = torch.optim.SGD(weights, lr=0.7, momentum=0.9, nesterov=True)
         for period in sorted({line["step"] for line in steps}):
@@ -206,32 +217,51 @@ def left_of(run, lines):
     return [each for each in range(start, start + sum(lines[0]["sizes"])) if each not in taken]
 
 
-def replica(run, slot, life, lighthouse, all_here, coming, folder):
+def environment_of(run, slot, rank, port, lighthouse):
+    """As `evenstep run --elastic` sets it."""
+    from evenstep.launch.launch_settings import LaunchSettings
+
+    settings = LaunchSettings(
+        elastic=(1, run.replicas),
+        nproc_per_replica=run.processes,
+        lighthouse=lighthouse,
+        slow=run.slow,
+        timeout=str(run.timeout_seconds),
+    )
+    place = {"SLOT": slot, "REPLICA_GROUP_ID": slot, "RANK": rank if run.split else slot, "WORLD_SIZE": run.processes}
+    place |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "RUST_LOG": "error", "GLOO_SOCKET_IFNAME": "lo"}
+    return settings.to_environment() | {name: str(value) for name, value in place.items()}
+
+
+def faults_of(run, slot, life):
+    """The step and the fault of this life of a replica, if it has any."""
+    return sorted((step, fault) for (each, step), fault in run.faults.items() if each == slot)[life : life + 1]
+
+
+def replica(run, slot, life, rank, port, lighthouse, all_here, coming, folder):
     """One process of a replica."""
     import torch
 
     import evenstep
     from evenstep.core.errors import EvenstepError
-    from evenstep.launch.launch_settings import LaunchSettings
 
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)
     warnings.showwarning = lambda message, *_: Path(folder, f"{slot}-{life}.warning").write_text(f"{message}")
     other = [given for process, given in run.other.items() if process == (slot, life)]
-    settings = LaunchSettings(
-        elastic=(1, run.replicas), lighthouse=lighthouse, slow=run.slow, timeout=str(run.timeout_seconds)
-    )
-    os.environ.update(settings.to_environment(), RANK=str(slot), RUST_LOG="error", GLOO_SOCKET_IFNAME="lo")
+    os.environ.update(environment_of(run, slot, rank, port, lighthouse))
     reads = Path(folder, f"{slot}-{life}.reads") if run.num_workers else None
     model, optimizer, loader = parts(run, other, reads)
+    model, optimizer, weights, told = split(run, model, optimizer)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, run.decay)
     whole = run.global_batch_size or None
     model, optimizer, loader = evenstep.prepare(
-        model, optimizer, loader, global_batch_size=whole, schedulers=scheduler, **run.options
+        model, optimizer, loader, global_batch_size=whole, schedulers=scheduler, **run.options, **told
     )
     saved = (model, optimizer, scheduler, loader)
-    restore(run, saved)
-    mine = sorted((step, fault) for (each, step), fault in run.faults.items() if each == slot)[life : life + 1]
+    restore(run, rank, saved)
+    name = f"{slot}-{life}" + (f"-{rank}" if rank else "")
+    mine = [each for each in faults_of(run, slot, life) if rank == run.processes - 1 or each[1] == "nan"]
     if life == 0:
         all_here.wait(GUARD_SECONDS)
     if (slot, life) in coming:
@@ -239,11 +269,11 @@ def replica(run, slot, life, lighthouse, all_here, coming, folder):
     try:
         first = loader.epoch
     except EvenstepError as error:
-        Path(folder, f"{slot}-{life}.error").write_text(str(error), encoding="utf-8")
+        Path(folder, f"{name}.error").write_text(str(error), encoding="utf-8")
         raise
     session = loader.session
     with (
-        Path(folder, f"{slot}-{life}.jsonl").open("w", encoding="utf-8") as log,
+        Path(folder, f"{name}.jsonl").open("w", encoding="utf-8") as log,
         counting(session, write(log)) as pending,
     ):
         for epoch in range(first, run.epochs):
@@ -252,7 +282,8 @@ def replica(run, slot, life, lighthouse, all_here, coming, folder):
                 fault = next((fault for due, fault in mine if step >= due and len(pending) >= run.late), "")
                 loss = train(run, fault, model, optimizer, loader, inputs, targets)
                 scheduler.step()
-                line = {"step": step, "epoch": epoch, "sizes": loader.batch_sizes, "slot": slot, "life": life}
+                line = {"step": step, "epoch": epoch, "sizes": loader.batch_sizes}
+                line |= {"slot": slot, "life": life, "rank": rank}
                 line |= {"positions": list(loader.newest.positions[: loader.newest.samples]), "at": time.time()}
                 line |= {"loss": loss, "nan": fault == "nan", "iteration": loader.newest.iteration}
                 if run.local:
@@ -260,11 +291,26 @@ def replica(run, slot, life, lighthouse, all_here, coming, folder):
                 elif session.counted:
                     write(log)(line, counts=True)
                 if loader.session.step == run.until:
-                    return save(run, slot, saved)
+                    return save(run, slot, rank, saved)
                 for process in run.waits.get(loader.session.step, ()):
                     assert process == (slot, life) or coming[process].wait(GUARD_SECONDS)
-    weights = torch.cat([each.detach().flatten() for each in model.parameters()])
-    Path(folder, f"{slot}-{life}.weights").write_text(json.dumps(weights.tolist()), encoding="utf-8")
+    Path(folder, f"{name}.weights").write_text(json.dumps(weights().tolist()), encoding="utf-8")
+
+
+def split(run, model, optimizer):
+    """The model, split over the processes of a replica; its optimizer, its whole weights, and what evenstep is told."""
+    import torch
+
+    from support import meshes
+
+    if not run.split:
+        return model, optimizer, partial(meshes.whole, list(model.parameters())), {}
+    torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=GUARD_SECONDS))
+    mesh = meshes.mesh_of(run.split)
+    model = meshes.model_on(mesh, run, model)
+    weights = partial(meshes.whole, list(model.parameters()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=run.momentum)
+    return model, optimizer, weights, {"mesh": mesh, "data_dims": tuple({"shard"} & {*run.split})}
 
 
 @contextmanager
@@ -309,20 +355,20 @@ def train(run, fault, model, optimizer, loader, inputs, targets):
     return loader.mean_over_workers(loss.item(), loader.current.samples) if run.habit == "units" else None
 
 
-def restore(run, parts):
+def restore(run, rank, parts):
     import torch
 
     if run.checkpoint and run.until < 0:
-        for part, state in zip(parts, torch.load(run.checkpoint, weights_only=False), strict=True):
+        for part, state in zip(parts, torch.load(f"{run.checkpoint}{rank}", weights_only=False), strict=True):
             part.load_state_dict(state)
 
 
-def save(run, slot, parts):
+def save(run, slot, rank, parts):
     import torch
 
     parts[-1].settle()
     if slot == 0:
-        torch.save([part.state_dict() for part in parts], run.checkpoint)
+        torch.save([part.state_dict() for part in parts], f"{run.checkpoint}{rank}")
 
 
 def fail(fault):
@@ -330,6 +376,45 @@ def fail(fault):
         os.kill(os.getpid(), signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
     if fault == "raise":
         raise RuntimeError("a fault of the script")
+
+
+class Running:
+    """The processes that run. A replica of which one fails is started again, `left[slot]` times.
+
+    `common`: what each process is given besides its place.
+    """
+
+    def __init__(self, run, left, exits, common):
+        self.run, self.left, self.exits, self.common = run, left, exits, common
+        self.processes: dict[Any, tuple[int, int, Any]] = {}
+        for slot in range(run.replicas):
+            self.start(slot, 0)
+
+    def start(self, slot, life):
+        port = free_port()
+        for rank in range(self.run.processes):
+            process = CONTEXT.Process(target=replica, args=(self.run, slot, life, rank, port, *self.common))
+            process.start()
+            self.processes[process.sentinel] = slot, life, process
+
+    def ended(self, sentinel):
+        slot, life, process = self.processes.pop(sentinel, (0, 0, None))
+        if process is None:  # It was killed with another one of its replica.
+            return
+        process.join()
+        self.exits.append((slot, life, process.exitcode))
+        if process.exitcode:
+            self.kill(slot)
+            if self.left.get(slot):
+                self.left[slot] -= 1
+                self.start(slot, life + 1)
+
+    def kill(self, *slots):
+        for sentinel, (slot, _, process) in list(self.processes.items()):
+            if slot in slots:
+                del self.processes[sentinel]
+                process.kill()
+                process.join()
 
 
 def run_replicas(run, *, restarts=1) -> Outcome:
@@ -344,38 +429,21 @@ def run_replicas(run, *, restarts=1) -> Outcome:
     )
     address = f"http://127.0.0.1:{lighthouse.address().rpartition(':')[2]}"
     coming = {process: CONTEXT.Event() for waited in run.waits.values() for process in waited}
-    all_here = CONTEXT.Barrier(run.replicas)
+    all_here = CONTEXT.Barrier(run.replicas * run.processes)
     outcome, deadline = Outcome(), time.monotonic() + GUARD_SECONDS
     left = dict.fromkeys(range(run.replicas), restarts) if isinstance(restarts, int) else dict(restarts)
     stopped = {slot for (slot, _), fault in run.faults.items() if fault == "stop"}
     with tempfile.TemporaryDirectory() as folder:
-        running: dict[Any, tuple[int, int, Any]] = {}
-
-        def start(slot, life):
-            process = CONTEXT.Process(target=replica, args=(run, slot, life, address, all_here, coming, folder))
-            process.start()
-            running[process.sentinel] = slot, life, process
-
-        def ended(sentinel):
-            slot, life, process = running.pop(sentinel)
-            process.join()
-            outcome.exits.append((slot, life, process.exitcode))
-            if process.exitcode and left.get(slot):
-                left[slot] -= 1
-                start(slot, life + 1)
-
-        for slot in range(run.replicas):
-            start(slot, 0)
+        running = Running(run, left, outcome.exits, (address, all_here, coming, folder))
         try:
-            while {slot for slot, life, _ in running.values()} - stopped:
-                ready = multiprocessing.connection.wait(list(running), max(0.0, deadline - time.monotonic()))
-                assert ready, f"replicas {[each[:2] for each in running.values()]} did not finish in time"
+            while here := {(slot, life) for slot, life, _ in running.processes.values() if slot not in stopped}:
+                wait = max(0.0, deadline - time.monotonic())
+                ready = multiprocessing.connection.wait(list(running.processes), wait)
+                assert ready, f"replicas {here} did not finish in time"
                 for sentinel in ready:
-                    ended(sentinel)
+                    running.ended(sentinel)
         finally:
-            for _, _, process in running.values():
-                process.kill()
-                process.join()
+            running.kill(*range(run.replicas))
             lighthouse.shutdown()
         read_files(Path(folder), outcome)
     return outcome

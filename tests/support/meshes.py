@@ -24,6 +24,7 @@ from support import training
 from support.sharded import Busy
 
 DDP, FSDP, HSDP, CONTEXT = ("dp", "tp"), ("shard", "tp"), ("replicate", "shard"), ("shard", "cp")
+TP, SHARDS = ("tp",), ("shard",)
 HSDP_TP = (*HSDP, "tp")
 PLACEMENTS = (Shard(0),), (Shard(0),), (Shard(1),), (Replicate(),)
 """Of the parameters, over the dimension of tensor parallelism."""
@@ -42,6 +43,8 @@ def model_on(mesh, run, model=None):
     names = mesh.mesh_dim_names
     if "tp" in names:
         parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), f"{len(model) - 1}": RowwiseParallel()})
+    if names == TP:
+        return model
     if "dp" in names:
         return DistributedDataParallel(model, device_mesh=mesh["dp"])
     over = mesh[names]._flatten("shard_cp") if names == CONTEXT else mesh[tuple(each for each in names if each != "tp")]
@@ -59,15 +62,21 @@ def prepared(run, names, *, dataset=None, model=None, **options):
     dims = tuple(name for name in names if name not in ("tp", "cp"))
     run = replace(run, options={**run.options, "mesh": mesh, "data_dims": dims, **options})
 
-    def whole():
+    def all_of_them():
         parts = [each if isinstance(each, DTensor) else None for each in parameters]
         full = [
             DTensor.from_local(each, mesh["tp"], placements) if part is None else part
             for each, part, placements in zip(parameters, parts, PLACEMENTS, strict=True)
         ]
-        return torch.cat([each.full_tensor().detach().flatten() for each in full]).tolist()
+        return whole(full).tolist()
 
-    return *training.prepared(run, model=split, dataset=dataset), whole
+    return *training.prepared(run, model=split, dataset=dataset), all_of_them
+
+
+def whole(parameters):
+    """The weights, also those of which these are parts."""
+    full = [each.full_tensor() if isinstance(each, DTensor) else each for each in parameters]
+    return torch.cat([each.detach().flatten() for each in full])
 
 
 def train(run, names):

@@ -60,6 +60,7 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
         heartbeat_seconds: How long a worker or a server may be silent.
         marks: A folder in which each worker that calls `prepare` leaves a file.
         elastic: The fewest and the most replicas, if they come and go under torchft's quorum.
+        nproc_per_replica: The number of processes of each of them.
         lighthouse: The address of torchft's Lighthouse; None without one.
     """
 
@@ -76,6 +77,7 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_seconds: float = HEARTBEAT_SECONDS
     marks: str | None = None
     elastic: tuple[int, int] | None = None
+    nproc_per_replica: int = 1
     lighthouse: str | None = None
 
     @property

@@ -66,11 +66,10 @@ class PreparedModel(DistributedDataParallel):
             ConfigError: The model already has a communication hook.
         """
         module, replica = self.module, None
-        if is_sharded(module):
+        if isinstance(engine, CollectiveEngine) and is_sharded(module):
             from evenstep.torch.engines.sharded import weigh_shards
 
-            assert isinstance(engine, CollectiveEngine)
-            weigh_shards(module, engine, index)
+            weigh_shards(module, engine, index, engine.workers)
         elif isinstance(engine, CollectiveEngine) and engine.workers.count > 1:
             replica = model if isinstance(model, DistributedDataParallel) else _replica(module, engine.workers)
             _register_hook(replica, engine, index, comm_hook)

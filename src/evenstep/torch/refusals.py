@@ -32,7 +32,9 @@ def require_trainable(request: RunRequest, workers: Workers, scheme: Scheme) -> 
     """
     for model in request.models:
         _require_model(model, workers)
-        if workers.peers is not None:
+        if workers.inside is not None:
+            _require_inside(model, workers.inside)
+        elif workers.peers is not None:
             _require_over(model, workers, workers.peers)
     require_loader(request.loader, streams=True)
     _require_optimizers(request, workers)
@@ -93,6 +95,15 @@ def _require_over(model: torch.nn.Module, workers: Workers, peers: "Peers") -> N
         )
 
 
+def _require_inside(model: torch.nn.Module, inside: Workers) -> None:
+    """Check that the gradients of a model that is split over the processes of a replica are summed between these."""
+    if inside.count > 1 and not is_sharded(model):
+        raise ConfigError(
+            f"nothing sums the gradients of the {inside.count} batches of a replica: apply fully_shard on the mesh of"
+            " data_dims, or leave out data_dims, so that all processes of the replica get one batch"
+        )
+
+
 def _require_known_wrapper(model: torch.nn.Module, workers: Workers) -> None:
     if isinstance(model, torch.nn.DataParallel):
         raise ConfigError("the model is wrapped in DataParallel: pass the plain model, one process per device")
@@ -105,7 +116,7 @@ def _require_known_wrapper(model: torch.nn.Module, workers: Workers) -> None:
     if is_sharded(model):
         from evenstep.torch.engines.sharded import require_shardable
 
-        require_shardable(model, workers)
+        require_shardable(model, workers.inside or workers)
 
 
 def require_loader(loader: object, *, streams: bool = False) -> DataLoader[Any]:

@@ -341,11 +341,7 @@ class RunRequest:
         """Check that the mesh has workers, and refuse what goes with workers of one process each alone."""
         if self.mesh is None:
             raise ConfigError("data_dims names dimensions of a mesh, and there is none: give mesh, too")
-        if (peers := self.peers) is not None and "pp" in peers.others:
-            raise ConfigError(
-                "the stages of a pipeline (the dimension 'pp') cut each batch into a fixed number of micro-batches, and"
-                " prepare does not make batches of them: use evenstep.Balancer, as in docs/meshes.md (Pipelines)"
-            )
+        _ = self.peers  # An error, if there are none.
         alone = {
             f"the scheme {scheme.name!r}": not scheme.sums_every_gradient,
             "process_group": self.process_group is not None,

@@ -21,9 +21,13 @@ def require_as_alone(run, outcome):
         least = min(float((torch.tensor(found, dtype=torch.float64) - each).abs().max()) for each in references)
         assert least < 1e-10, f"process {name} is {least} from one process"
     per_epoch = -(-run.samples // run.global_batch_size)
-    by_step = defaultdict(list)
+    by_step, alike = defaultdict(list), defaultdict(list)
     for line in outcome.steps:
-        by_step[line["step"]].append(line)
+        alike[line["step"], line["slot"], line["life"]].append(line["positions"])
+        if line["rank"] == 0 or "tp" not in run.split:
+            by_step[line["step"]].append(line)
+    if "tp" in run.split:  # The processes of a replica compute the same samples.
+        assert all(positions == others[0] for others in alike.values() for positions in others)
     assert sorted(by_step) == list(range(per_epoch * run.epochs))
     for step, lines in by_step.items():
         assert len({str(line["sizes"]) for line in lines}) == 1
@@ -84,13 +88,31 @@ def test_a_stopped_replica_is_left_out_and_the_others_go_on():
     assert [each.partition(" left")[0] for each in skipped] == ["worker 2"]
 
 
-def test_a_checkpoint_of_one_replica_is_where_other_replicas_begin(tmp_path):
+@pytest.mark.parametrize("split", [(), ("tp",)])
+def test_a_checkpoint_of_one_replica_is_where_other_replicas_begin(split, tmp_path):
     """Saved in mid-epoch by one of three, and restored by two; a NaN of another one before is left out."""
-    run = Elastic(samples=288, checkpoint=str(tmp_path / "saved.pt"), options={"scheme": "lb-bsp:nonfinite=skip"})
+    options = {"scheme": "lb-bsp:nonfinite=skip"}
+    run = Elastic(samples=288, checkpoint=str(tmp_path / "saved"), options=options, split=split)
     first = run_replicas(replace(run, until=7, faults={(1, 5): "nan"}))
-    assert [(line["step"], line["slot"]) for line in first.steps if line["nan"]] == [(5, 1), (6, 1)]
+    assert {(line["step"], line["slot"]) for line in first.steps if line["nan"]} == {(5, 1), (6, 1)}
     second = run_replicas(replace(run, replicas=2))
     assert {code for outcome in (first, second) for *_, code in outcome.exits} == {0}
     for line in second.steps:
         line["step"] += 7
     assert require_as_alone(run, replace(second, steps=first.steps + second.steps)) == 7 * [3] + 17 * [2]
+
+
+@pytest.mark.parametrize("split", [("tp",), ("shard",), ("shard", "tp")])
+def test_replicas_of_several_processes(split):
+    """One process of a replica dies, and the replica with it. Of a sharded one, each process has its own samples."""
+    faults = {(0, 4): "kill in backward", (1, 10): "raise", (0, 16): "kill before step", (2, 22): "kill after step"}
+    waits = {7: [(0, 1)], 13: [(1, 1)], 19: [(0, 2)], 25: [(2, 1)]}
+    run = Elastic(epochs=1, split=split, faults=faults, waits=waits, slow=("2=4x",))
+    outcome = run_replicas(run, restarts=2)
+    members, each = require_as_alone(run, outcome), 2 if split == ("shard",) else 1
+    assert members[-1] == 3 * each
+    died = [(slot, life) for slot, life, code in outcome.exits if code]
+    joined = {(line["slot"], line["life"]) for line in outcome.steps if line["life"]}
+    assert len(died) == len(joined) == 4, (died, joined)
+    last = next(line["sizes"] for line in outcome.steps if line["step"] == 39)
+    assert max(last) > 1.5 * min(last), "sizes follow speeds"

@@ -1,5 +1,6 @@
 """A script with torchft's `Manager` adopts evenstep in four lines."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -24,54 +25,73 @@ CHANGES = {
 }
 
 
-def adopted():
+SPLIT = {
+    "import torch\n": "import torch\nfrom torch.distributed.device_mesh import init_device_mesh\n"
+    "from torch.distributed.tensor import Replicate\n"
+    "from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module\n",
+    "optimizer = torch": "torch.distributed.init_process_group('gloo')\n"
+    "mesh = init_device_mesh('cpu', (2,), mesh_dim_names=('tp',))\n"
+    "parallelize_module(model, mesh, RowwiseParallel(input_layouts=Replicate()))\n"
+    "optimizer = torch",
+    "global_batch_size=24": "global_batch_size=24, mesh=mesh",
+    "parameters()).sum()": "parameters()).full_tensor().sum()",
+}
+"""For replicas of two processes each."""
+
+
+def adopted(*changes):
     script = SCRIPT.read_text(encoding="utf-8")
-    for before, after in CHANGES.items():
+    for before, after in [pair for each in (CHANGES, *changes) for pair in each.items()]:
         assert script.count(before) == 1
         script = script.replace(before, after)
     return script
 
 
-def ran(folder, count, processes="1"):
-    """The exit codes of this many replicas of so many processes, of which the first runs, and what they print."""
+def ran(folder, script, count, *, processes=1, started=None):
+    """The exit codes of this many replicas of so many processes, of which the first run, and what they print."""
     from torchft.coordination import LighthouseServer
 
-    (folder / "train.py").write_text(adopted(), encoding="utf-8")
+    (folder / "train.py").write_text(script, encoding="utf-8")
     lighthouse = LighthouseServer(
         bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=20_000, quorum_tick_ms=10, heartbeat_timeout_ms=5000
     )
     with ExitStack() as ending:
         ending.callback(lighthouse.shutdown)
         stores = [TCPStore("localhost", 0, is_master=True, wait_for_workers=False) for _ in range(count)]
-        replicas, command = [], [sys.executable, "train.py"]
-        for slot, store in enumerate(stores):
+        running, command, outputs = [], [sys.executable, "train.py"], []
+        for slot, rank in itertools.product(range(count), range(started or processes)):
             told = {
                 "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{lighthouse.address().rpartition(':')[2]}",
                 "REPLICA_GROUP_ID": str(slot),
                 "NUM_REPLICA_GROUPS": "2",
                 "MASTER_ADDR": "localhost",
-                "MASTER_PORT": str(store.port),
-                "RANK": "0",
-                "WORLD_SIZE": processes,
+                "MASTER_PORT": str(stores[slot].port),
+                "RANK": str(rank),
+                "WORLD_SIZE": str(processes),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "TORCHELASTIC_RESTART_COUNT": "0",
                 "GLOO_SOCKET_IFNAME": "lo",
                 "RUST_LOG": "error",
             }
-            with (folder / f"{slot}.out").open("w") as out:
-                replicas.append(subprocess.Popen(command, cwd=folder, env=os.environ | told, stdout=out, stderr=out))
-            ending.callback(replicas[-1].kill)
-        codes = [replica.wait(GUARD_SECONDS) for replica in replicas]
-    return codes, [(folder / f"{slot}.out").read_text(encoding="utf-8") for slot in range(count)]
+            outputs.append(folder / f"{slot}-{rank}.out")
+            with outputs[-1].open("w") as out:
+                running.append(subprocess.Popen(command, cwd=folder, env=os.environ | told, stdout=out, stderr=out))
+            ending.callback(running[-1].kill)
+        codes = [each.wait(GUARD_SECONDS) for each in running]
+    return codes, [each.read_text(encoding="utf-8") for each in outputs]
 
 
-def test_a_script_with_its_own_manager_adopts_evenstep_in_four_lines(tmp_path):
-    codes, said = ran(tmp_path, 2)
-    assert codes == [0, 0], said
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_script_with_its_own_manager_adopts_evenstep_in_four_lines(tmp_path, processes):
+    script = adopted(*[SPLIT] * (processes - 1))
+    codes, said = ran(tmp_path, script, 2, processes=processes)
+    assert codes == [0] * 2 * processes, said
     last = {text.splitlines()[-1] for text in said}
     assert len(last) == 1
     assert last.pop().startswith("steps 80 weight")
 
 
-def test_a_replica_of_several_processes_is_refused(tmp_path):
-    codes, (said,) = ran(tmp_path, 1, processes="2")
+def test_a_replica_of_several_processes_without_a_mesh_is_refused(tmp_path):
+    codes, (said,) = ran(tmp_path, adopted(), 1, processes=2, started=1)
     assert codes == [1], said
-    assert "this replica has 2 processes, whose votes and batches are not agreed on" in said
+    assert "this replica has 2 processes: give mesh, the device mesh of these processes alone" in said

@@ -65,7 +65,7 @@ class ElasticEngine(Engine):
         self._quorum = quorum
         self._settle = settle
         self._iterations = iterations
-        self._rows = Rows(tracker.meter, partial(gather, workers))
+        self._rows = Rows(tracker.meter, partial(gather, workers.processes), workers.peers)
 
     # The members.
 
@@ -100,14 +100,15 @@ class ElasticEngine(Engine):
         self._present = Members.of(load, keys, self.members)
         problem, limits = replace(agreed.problem, epoch=self.at[0]), SizeLimits(load, agreed.problem, agreed.limits)
         tracker.regroup(workers, self._present.policy, problem, limits, self.number)
-        self._rows = Rows(tracker.meter, partial(gather, workers))
-        self.workers = replace(workers, rows=self._rows_of_all)
+        self._rows = Rows(tracker.meter, partial(gather, workers.processes), workers.peers)
+        assert workers.rows is not None
+        self.workers = replace(workers, rows=partial(self._rows_of_all, workers.rows))
         self.depth, self.uncounted = terms.depth, 0
         self.groups += 1
 
-    def _rows_of_all(self, row: torch.Tensor) -> torch.Tensor:
+    def _rows_of_all(self, of: Callable[[torch.Tensor], torch.Tensor], row: torch.Tensor) -> torch.Tensor:
         try:
-            return self._quorum.rows(row)
+            return of(row)
         except BrokenQuorumError:
             warnings.warn(
                 "a replica was lost in an exchange of the script, whose result is of this one alone", stacklevel=6

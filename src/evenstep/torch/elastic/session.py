@@ -5,7 +5,7 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial, wraps
 from types import MethodType
@@ -14,6 +14,8 @@ from typing import Any, Final, TypedDict, TypeVar, Unpack, final
 import msgspec
 import numpy as np
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torchft import Manager
@@ -37,7 +39,7 @@ from evenstep.torch.data.loop import BatchLoop, Bound
 from evenstep.torch.data.sampling import Sampling
 from evenstep.torch.elastic.engine import ElasticEngine
 from evenstep.torch.elastic.local import LocalReplica
-from evenstep.torch.elastic.model import summing, whole
+from evenstep.torch.elastic.model import sum_parts, summing, whole
 from evenstep.torch.elastic.quorum import BrokenQuorumError, Quorum
 from evenstep.torch.elastic.record import ReplicaRecorder
 from evenstep.torch.elastic.summed import SummingReplica
@@ -45,7 +47,8 @@ from evenstep.torch.engines.engine import NO_BATCH
 from evenstep.torch.failure import install_hook
 from evenstep.torch.model import PreparedModel, device_of, forget
 from evenstep.torch.optimizers import window_scheduler
-from evenstep.torch.processes.workers import Workers, gather
+from evenstep.torch.processes.replicas import among, inside_of
+from evenstep.torch.processes.workers import Workers, gather, of_all
 from evenstep.torch.refusals import require_loader
 from evenstep.torch.request import RunRequest
 from evenstep.worker.activity import Activity
@@ -67,6 +70,8 @@ class ElasticOptions(TypedDict, total=False):
     seed: int
     run_dir: str | os.PathLike[str] | None
     emulate: Cluster | str | os.PathLike[str] | None
+    mesh: DeviceMesh | None
+    data_dims: Sequence[str]
 
 
 @final
@@ -86,7 +91,9 @@ class ElasticSession:
         scheme: A scheme that sums gradients in every step, such as `lb-bsp`, the default, or one of local steps,
             `local-sgd` or `diloco`, in which whole periods count or not.
         options: `global_batch_size` (the samples of a step, whoever is there; without `evenstep run --elastic` it must
-            be given), `batch_sizes`, `seed`, `run_dir` and `emulate`, as in `evenstep.prepare`.
+            be given), `batch_sizes`, `seed`, `run_dir` and `emulate`, as in `evenstep.prepare`. A replica of several
+            processes needs `mesh`, their own device mesh; they get one batch, or one each along the mesh's `data_dims`,
+            over which `fully_shard` then sums the gradients.
 
     Raises:
         ConfigError: An argument is wrong, or the scheme cannot run under a quorum.
@@ -96,23 +103,30 @@ class ElasticSession:
         require_known(options, ("scheme", *ElasticOptions.__annotations__), "ElasticSession")
         install_hook()
         launched = LaunchSettings.from_environment(os.environ)
-        self._request = RunRequest.of(launched, scheme=scheme, **options)
-        if self._request.mistake is not None:
-            raise ConfigError(self._request.mistake)
+        given = RunRequest.of(launched, scheme=scheme, **options)
+        if given.mistake is not None:
+            raise ConfigError(given.mistake)
+        self._request = replace(given, mesh=None, data_dims=())  # Of this replica alone.
         self._scheme = scheme = self._request.asked_scheme()
         scheme.require_elastic()
-        self._launched, self._slot, self._slots = launched, *_slot_of(launched)
-        keeps = record_in(self._request.events_dir, self._slot, by_argument=self._request.run_dir is not None)
-        self._recorder = ReplicaRecorder(keeps, self._slot, self._slots)
-        tell = partial(leave_mark, launched, f"{self._slot}.state")
-        self._quorum = Quorum(manager, tell, ahead=scheme.period is None)
+        self._launched, self._slot, self._slots = launched, *slot_of(launched)
+        self._inside = inside = _inside_of(manager, given, scheme)
+        self._split, self._first = inside.peers is not None, inside.processes.rank == 0
+        # Those of data parallelism inside a replica are workers of their own.
+        self._number, self._places = self._slot * inside.count + inside.rank, self._slots * inside.count
+        folder = self._request.events_dir if inside.leads else None
+        keeps = record_in(folder, self._number, by_argument=self._request.run_dir is not None)
+        self._recorder = ReplicaRecorder(keeps, self._number, self._places)
+        tell: Callable[[str], None] = partial(leave_mark, launched, f"{self._slot}.state")
+        self._quorum = Quorum(manager, tell if self._first else lambda _: None, inside, ahead=scheme.period is None)
         self._modules: list[torch.nn.Module] = []
         self._prepared: list[PreparedModel] = []
         self._optimizers: list[torch.optim.Optimizer] = []
         self._carried: list[Any] = []
         self._loader: PreparedLoader | None = None
         self._engine: ElasticEngine | None = None
-        self._key = secrets.randbits(62)
+        key = of_all(inside.processes, torch.tensor(secrets.randbits(60)))[0]
+        self._key = int(key) + inside.rank
         self._arrived: dict[str, Any] | None = None
         """The state of another replica, until this one has agreed with the members."""
         self._activity = Activity()
@@ -124,12 +138,13 @@ class ElasticSession:
     def model(self, model: torch.nn.Module) -> Any:
         """Return the model in a DistributedDataParallel that sums gradients over the members; there may be several.
 
-        Under a scheme of local steps it is a `PreparedModel`, which sums none.
+        One that is split over the processes of a replica is a `PreparedModel` instead, which sums them when backward
+        ends, and under a scheme of local steps one that sums none.
         """
-        module = whole(model)
+        module = whole(model, alone=not self._split)
         prepared: Any = PreparedModel(module)
         replica = prepared
-        if self._scheme.period is None:
+        if self._scheme.period is None and not self._split:
             replica = summing(module, partial(self._reduce, len(self._modules)))
             prepared.follow(replica)
         self._modules.append(module)
@@ -196,7 +211,7 @@ class ElasticSession:
                 "the global batch must not depend on who is there: give ElasticSession a global_batch_size, the samples"
                 " of all replicas in a step"
             )
-        self.global_batch_size = self._request.whole_batch_size(self._scheme, Sampling.of(loader), self._slots)
+        self.global_batch_size = self._request.whole_batch_size(self._scheme, Sampling.of(loader), self._places)
         self._loader = PreparedLoader(loader, self, 0)
         return self._loader
 
@@ -214,8 +229,9 @@ class ElasticSession:
 
     def start_with(self, loader: BatchLoop) -> None:
         """Bind the loader, on the terms of this replica alone; the members agree when they meet."""
-        workers = Workers(rank=0, count=1, host=socket.gethostname(), timeout_seconds=self._request.timeout)
-        agreed, terms = agree(self._request_of([self._slot]), workers, self._activity)
+        inside = self._inside
+        workers = among(inside, (0, 1), partial(of_all, inside.processes)) if self._split else inside
+        agreed, terms = agree(self._request_of([self._slot] * inside.count), workers, self._activity)
         hold, emulated = hold_of(self._request.emulate, self._launched, rank=self._slot, workers=self._slots)
         tracker = open_tracker(
             replace(agreed, own=replace(agreed.own, hold=hold, emulated=emulated)),
@@ -223,7 +239,7 @@ class ElasticSession:
             DeviceStopwatch() if device_of(self._modules[0]).type == "cuda" else HostStopwatch(time.perf_counter),
             self._activity,
             launched=self._launched,
-            recorder=Logged(self._recorder, self._slot),
+            recorder=Logged(self._recorder, self._number),
         )
         common, scheme = (workers, tracker, self._quorum, terms, self._settle), agreed.scheme
         mine: Any = {"scheme": scheme, "models": self._modules, "optimizers": self._optimizers}
@@ -234,6 +250,8 @@ class ElasticSession:
         self._engine = engine
         for index, (module, prepared) in enumerate(zip(self._modules, self._prepared, strict=True)):
             prepared.bind(module, engine, index, comm_hook=None)
+            if self._split and isinstance(engine, SummingReplica):
+                sum_parts(module, engine, index, inside)
             forget(module)  # The members agree on it again and again.
         bound = Bound(terms=terms, scheme=agreed.scheme, engine=engine, surveyed=False)
         loader.bind(self._request.loader, bound)
@@ -263,15 +281,13 @@ class ElasticSession:
 
     def _settle(self) -> bool:
         """Agree with the members, who may be others, and take over the state of another; False if one was lost."""
-        rank, count = self._quorum.place
-        timeout, engine = self._request.timeout, self._engine
+        engine = self._engine
         assert engine is not None
-        workers = Workers(
-            rank=rank, count=count, host=socket.gethostname(), timeout_seconds=timeout, rows=self._quorum.rows
-        )
+        workers = among(self._inside, self._quorum.place, self._quorum.rows)
         try:
-            told = gather(workers, {"key": self._key, "slot": self._slot, "host": workers.host})
-            agreed, terms = agree(self._request_of([each["slot"] for each in told]), workers, self._activity)
+            told = gather(workers, {"key": self._key, "slot": self._number, "host": workers.host})
+            slots = [each["slot"] // self._inside.count for each in told]
+            agreed, terms = agree(self._request_of(slots), workers, self._activity)
         except BrokenQuorumError:
             return False
         except (ConfigError, DisagreementError):
@@ -283,12 +299,12 @@ class ElasticSession:
         engine.regroup(workers, tuple(each["key"] for each in told), agreed, terms)
         assert self._loader is not None
         length, seed = self._loader.iterations_per_epoch, self._request.seed
-        run = run_event(agreed, rank, iterations=length, seed=seed, torch=str(torch.__version__))
-        self._recorder.members(told, rank, run, engine.number)
+        run = run_event(agreed, workers.rank, iterations=length, seed=seed, torch=str(torch.__version__))
+        self._recorder.members(told, workers.rank, run, engine.number)
         return True
 
     def _request_of(self, slots: list[int]) -> RunRequest:
-        """The request of these members: sizes that the user gave are divided anew in their proportion."""
+        """The request of the workers in these places: sizes that the user gave are divided anew in their proportion."""
         scheme, whole = self._scheme, self.global_batch_size
         if (given := scheme.load.given_sizes) is not None:
             weights = np.array([given[slot] for slot in slots], dtype=np.int64)
@@ -357,9 +373,39 @@ class ElasticSession:
         self.close()
 
 
-def _slot_of(launched: LaunchSettings) -> tuple[int, int]:
+def _inside_of(manager: Manager, request: RunRequest, scheme: Scheme) -> Workers:
+    """This process in its replica.
+
+    Raises:
+        ConfigError: The replica has several processes, and not what these need; or it has one, and a mesh.
+    """
+    count, mesh = manager._group_world_size, request.mesh
+    if count == 1 and mesh is None and not request.data_dims:
+        return Workers(rank=0, count=1, host=socket.gethostname(), timeout_seconds=request.timeout)
+    if count == 1:
+        raise ConfigError(
+            "a replica is one process, and mesh and data_dims are for several: leave them out, or start replicas of"
+            " several (evenstep run --nproc-per-replica)"
+        )
+    if mesh is None:
+        raise ConfigError(f"this replica has {count} processes: give mesh, the device mesh of these processes alone")
+    if scheme.period is not None:
+        raise ConfigError(
+            f"the scheme {scheme.name!r} goes with replicas of one process each: use lb-bsp, dbs, bsp or batch_sizes"
+        )
+    if not dist.is_initialized() or (dist.get_rank(), dist.get_world_size()) != (manager._group_rank, count):
+        raise ConfigError(
+            f"the process group must have the {count} processes of this replica alone, with the ranks that torchft's"
+            " Manager has: call init_process_group with those"
+        )
+    return inside_of(mesh, request.data_dims, request.timeout)
+
+
+def slot_of(launched: LaunchSettings) -> tuple[int, int]:
     """The number of this replica and of the places for replicas, as `evenstep run` or torchft's launcher says."""
-    if launched.elastic is not None:
+    if launched.elastic is not None and launched.nproc_per_replica == 1:
         return int(os.environ["RANK"]), launched.elastic[1]
     slot = int(os.environ.get("REPLICA_GROUP_ID", "0"))
+    if launched.elastic is not None:
+        return slot, launched.elastic[1]
     return slot, max(int(os.environ.get("NUM_REPLICA_GROUPS", "1")), slot + 1)

@@ -1,17 +1,22 @@
 """The engine of a replica that sums gradients over the members of the quorum, in steps that may not count."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, final
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from evenstep.core.errors import ConfigError
 from evenstep.launch.c10d import GradBucket, completed
 from evenstep.schemes import Scheme
 from evenstep.torch.elastic.engine import NO_BACKWARD, ElasticEngine
 from evenstep.torch.elastic.quorum import BrokenQuorumError
+from evenstep.torch.engines.averages import chunks, split
 from evenstep.torch.engines.left_out import LeftOut
 from evenstep.torch.engines.weighting import SummedModel, weight_function
+from evenstep.torch.model import is_sharded
 from evenstep.worker.hand_outs import HandedOut
 
 
@@ -31,12 +36,15 @@ class SummingReplica(ElasticEngine):
         optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
         super().__init__(*common)
-        self._models = [SummedModel(each, self.workers) for each in models]
+        alone = replace(self.workers, rank=0, count=1)
+        self._models = [SummedModel(each, alone) for each in models]
+        self._sharded = [is_sharded(each) for each in models]
         self._optimizers = optimizers
         self._weight_of, _ = weight_function("samples", scheme, 1, 1)
         self._left_out = None if scheme.nonfinite == "spread" else LeftOut(scheme.nonfinite, self.tracker, self._models)
         self._works: list[Callable[[], None]] = []  # Sums under way.
         self._units: tuple[float, torch.Tensor, Callable[[], None]] | None = None
+        self._weighed = False
         self._table: torch.Tensor | None = None
         """The rows of all members in this step, once they are under way."""
         self._settled = True
@@ -44,7 +52,8 @@ class SummingReplica(ElasticEngine):
 
     def begin(self, batch: HandedOut) -> None:
         self.tracker.begin(batch.share, batch.piece, batch.epoch, batch.origin.number)
-        self._table, self._units, self._settled, self.uncounted = None, batch.units, False, 0
+        self._table, self._settled, self.uncounted = None, False, 0
+        self._units, self._weighed = batch.units, batch.units is not None
         assert batch.weight is not None
         for model in self._models:
             model.set(batch.weight)
@@ -54,9 +63,26 @@ class SummingReplica(ElasticEngine):
         return units, table, self._quorum.sum(table)
 
     def weigh(self, batch: HandedOut) -> None:
-        self._units = batch.units
+        self._units, self._weighed = batch.units, True
 
     # The model's side.
+
+    def _weigh_in(self) -> None:
+        """Know who the members are, and by what this one's gradient is weighed, before anything is summed."""
+        if self._settled:
+            raise ConfigError(
+                "a backward ran outside the loop over the session's loader: compute gradients of its batches alone"
+            )
+        if self._quorum.pending:
+            with self.meeting():
+                self._quorum.arrive()
+        if self._units is not None:
+            (units, table, wait), self._units = self._units, None
+            with self.meeting():
+                wait()
+            total = float(table.sum()) * self.workers.count / len(table)  # Each process of a worker has its units.
+            for each in self._models:
+                each.set(units / (total or 1.0))
 
     def reduction_begins(self, model: int, *, synchronises: bool) -> None:
         super().reduction_begins(model, synchronises=synchronises)
@@ -69,34 +95,51 @@ class SummingReplica(ElasticEngine):
 
     def communicate(self, model: int, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Weigh a bucket of gradients and begin its sum; the last one waits for all, as DDP reads none before."""
-        if self._settled:
-            raise ConfigError(
-                "a backward ran outside the loop over the session's loader: compute gradients of its batches alone"
-            )
-        if self._quorum.pending:
-            with self.meeting():
-                self._quorum.arrive()
-        buffer, weighed = bucket.buffer(), self._units is not None
-        if self._units is not None:
-            (units, table, wait), self._units = self._units, None
-            with self.meeting():
-                wait()
-            for each in self._models:
-                each.set(units / (float(table.sum()) or 1.0))
-        self._models[model].apply(bucket, buffer)
+        self._weigh_in()
+        self._models[model].apply(bucket, buffer := bucket.buffer())
         self._works.append(self._quorum.sum(buffer))
         if bucket.is_last():
-            self._exchange(weighed=weighed)
+            self.tracker.compute_ends()
+            self._exchange()
         return completed(buffer)
 
-    def _exchange(self, *, weighed: bool) -> None:
-        tracker = self.tracker
+    def weigh_sharded(self, model: int, gradients: torch.Tensor) -> None:
+        """Weigh a sharded model's gradients in place, before they are summed inside the replica."""
+        self._weigh_in()
+        self._models[model].apply_whole(gradients)
+
+    @torch.no_grad()
+    def backward_ends(self, model: int) -> None:
+        """Sum the gradients of a model that is split over the processes of a replica, each its own part.
+
+        All of them, as batches may need different ones; a parameter that none needed has no gradient afterwards.
+        """
+        self._weigh_in()
+        summed, tracker = self._models[model], self.tracker
+        if self._sharded[model]:
+            tracker.stopwatch.drop()  # Compute ended when the last gradients were sent inside the replica.
         tracker.compute_ends()
+        parameters = summed.parameters
+        used = torch.tensor([each.grad is not None for each in parameters], dtype=torch.int32)
+        for chunk in chunks([_part(each) for each in parameters]):
+            flat = torch.cat([each.reshape(-1) for each in chunk])
+            if not self._sharded[model]:
+                summed.apply_whole(flat)
+            self._works.append(partial(_add_up, self._quorum.sum(flat), flat, chunk))
+        self._works.append(self._quorum.sum(used))
+        self._exchange()
+        for each, count in zip(parameters, used.tolist(), strict=True):
+            if not count:
+                each.grad = None
+
+    def _exchange(self) -> None:
+        tracker = self.tracker
         now = tracker.iteration
         assert now is not None
         rates = [float(group["lr"]) for each in self._optimizers for group in each.param_groups if "lr" in group]
-        self._table = self._quorum.table(torch.tensor(self._rows.row(now, weighed=weighed, rates=rates)))
+        row = torch.tensor(self._rows.row(now, weighed=self._weighed, rates=rates))
         with tracker.waiting():
+            self._table = self._quorum.table(row)
             for wait in (*self._works, self._quorum.sum(self._table)):
                 wait()
         self._works.clear()
@@ -124,7 +167,7 @@ class SummingReplica(ElasticEngine):
         batch, tracker = self.hand_outs.in_hand, self.tracker
         assert batch is not None
         try:
-            if self._table is not None and not self._quorum.broken:
+            if self._table is not None and self._quorum.whole():
                 self._rows.check(self._table.numpy())
         except BrokenQuorumError:
             pass
@@ -134,3 +177,22 @@ class SummingReplica(ElasticEngine):
             tracker.take_back()
         elif self._left_out is not None and self._left_out.due:
             self._left_out.before_step()
+
+
+def _part(parameter: torch.Tensor) -> torch.Tensor:
+    """This process's part of the gradient of this parameter, which has one from now on."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    if not isinstance(parameter, DTensor):
+        return parameter.grad
+    gradient: Any = parameter.grad
+    if gradient.placements != parameter.placements:
+        parameter.grad = gradient = gradient.redistribute(placements=parameter.placements)
+    part: torch.Tensor = gradient.to_local()
+    return part
+
+
+def _add_up(wait: Callable[[], None], flat: torch.Tensor, parts: list[torch.Tensor]) -> None:
+    """Wait for the sum of these parts as one vector."""
+    wait()
+    split(flat, parts)

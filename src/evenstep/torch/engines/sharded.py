@@ -5,7 +5,7 @@ Every layer's all-gather waits for the slowest worker, so compute is the time be
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, Final, final
+from typing import Any, Final, Protocol, final
 
 import numpy as np
 import torch
@@ -14,10 +14,10 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Placement
 from torch.utils._pytree import tree_leaves
 
-from evenstep.core.errors import ConfigError
+from evenstep.core.errors import ConfigError, EvenstepError
 from evenstep.launch.c10d import all_gather_single, reduce_scatter_single
-from evenstep.torch.engines.collective import CollectiveEngine
 from evenstep.torch.processes.workers import Workers
+from evenstep.worker.tracker import Tracker
 
 _REPLICATES: Final = ([False], [True, False])
 """Whether parameters are replicated along each dimension of workers, under FSDP2 and HSDP."""
@@ -79,14 +79,29 @@ def _has_all(parameter: DTensor, workers: Workers) -> bool:
     return bool(counts[0] > 0 and (counts == counts[0]).all())
 
 
-def weigh_shards(module: torch.nn.Module, engine: CollectiveEngine, index: int) -> None:
-    """Make every backward sum the gradients of all workers by their weights."""
-    over = [_over_workers(each, engine.workers) for each in module.parameters() if isinstance(each, DTensor)]
+class SumsShards(Protocol):
+    """An engine that sums the gradients of sharded models."""
+
+    tracker: Tracker
+
+    def weigh_sharded(self, model: int, gradients: torch.Tensor) -> None:
+        """Weigh gradients of this model in place, before they are summed."""
+
+    def backward_ends(self, model: int) -> None:
+        """A backward of this model is over."""
+
+    def explained(self, cause: Exception) -> EvenstepError:
+        """The error to raise after a collective failed."""
+
+
+def weigh_shards(module: torch.nn.Module, engine: SumsShards, index: int, workers: Workers) -> None:
+    """Make every backward sum the gradients of these workers by their weights."""
+    over = [_over_workers(each, workers) for each in module.parameters() if isinstance(each, DTensor)]
     hybrid = any(len(placements) == 2 for placements, _ in over)
     # Peers that have a part of each sample each have a mean over that part, and the mean of these counts.
-    parts = max(prod(lengths) for _, lengths in over) // engine.workers.count
-    alone = hybrid and all(lengths[-1] == 1 for _, lengths in over)
-    end = _BackwardEnd(engine, index)
+    parts = max(prod(lengths) for _, lengths in over) // workers.count
+    alone = all(lengths[-1] == 1 for _, lengths in over)
+    end = BackwardEnd(engine, index)
     for each in module.modules():
         if not isinstance(each, FSDPModule):
             continue
@@ -110,10 +125,10 @@ def _synchronise_always(requires_gradient_sync: bool, *, recurse: bool = True) -
 
 
 @final
-class _BackwardEnd:
+class BackwardEnd:
     """Tells the engine when a backward is over."""
 
-    def __init__(self, engine: CollectiveEngine, index: int) -> None:
+    def __init__(self, engine: SumsShards, index: int) -> None:
         self._engine = engine
         self._index = index
         self._awaited: object = self
@@ -134,7 +149,7 @@ class _BackwardEnd:
 class _AllGather:
     """FSDP's all-gather, with errors that name the missing worker."""
 
-    def __init__(self, engine: CollectiveEngine) -> None:
+    def __init__(self, engine: SumsShards) -> None:
         self._engine = engine
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -158,7 +173,7 @@ class _WeightedReduceScatter:
     """
 
     def __init__(
-        self, engine: CollectiveEngine, index: int, end: _BackwardEnd, *, hybrid: bool, alone: bool, parts: int
+        self, engine: SumsShards, index: int, end: BackwardEnd, *, hybrid: bool, alone: bool, parts: int
     ) -> None:
         self._engine = engine
         self._index = index
@@ -214,7 +229,7 @@ class _Interruptions:
     FSDP gathers in hooks on the module and on its outputs; these hooks run right before and right after.
     """
 
-    def __init__(self, engine: CollectiveEngine) -> None:
+    def __init__(self, engine: SumsShards) -> None:
         self._tracker = engine.tracker
         self._was_running = False
         self._outputs: list[torch.Tensor] = []

@@ -33,6 +33,8 @@ class Workers(Worker):
         rows: Stacks this worker's tensor with those of all workers, if they come and go, so that there are no groups.
         peers: The processes of each worker, if these are several. The groups then have one process of each worker.
         everyone: All processes as workers of their own, if workers have several.
+        inside: This process among those of its own replica, over which the model is split, if replicas of several
+            processes come and go.
     """
 
     host_group: dist.ProcessGroup | None = None
@@ -47,6 +49,7 @@ class Workers(Worker):
     rows: Callable[[torch.Tensor], torch.Tensor] | None = None
     peers: "Peers | None" = None
     everyone: "Workers | None" = None
+    inside: "Workers | None" = None
 
     @property
     def processes(self) -> "Workers":
