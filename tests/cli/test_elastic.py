@@ -81,3 +81,10 @@ def test_a_lighthouse_is_for_elastic_runs_and_has_an_address():
         run.parse(["--elastic", "1:2", "--lighthouse", "host0", "train.py"])
     with pytest.raises(ConfigError, match="--lighthouse is for elastic runs"):
         run.parse(["--lighthouse", "http://host0:29510", "train.py"])
+
+
+def test_the_processes_of_a_replica_are_for_elastic_runs_and_at_least_one():
+    with pytest.raises(ConfigError, match="--nproc-per-replica must be at least 1 process, not 0"):
+        run.parse(["--elastic", "1:2", "--nproc-per-replica", "0", "train.py"])
+    with pytest.raises(ConfigError, match="--nproc-per-replica is for elastic runs"):
+        run.parse(["--nproc-per-replica", "2", "train.py"])

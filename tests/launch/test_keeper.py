@@ -147,7 +147,7 @@ def test_a_signal_to_the_group_of_the_keeper_that_ends_a_worker_as_it_starts_was
         "supervisor.Supervisor.start = ended\nsys.exit(supervisor.main(sys.argv[1:]))"
     )
     worker = [sys.executable, "-c", "import signal; signal.pause()"]
-    keeper = [sys.executable, "-c", program, str(tmp_path), "3", *worker]
+    keeper = [sys.executable, "-c", program, str(tmp_path), "3", "1", *worker]
     subprocess.run(keeper, env={**os.environ, "RANK": "2"}, timeout=GUARD_SECONDS, check=True)
     assert (status(tmp_path)["exit_code"], status(tmp_path)["asked_to_end"]) == (-signal.SIGTERM, True)
     assert status(tmp_path)["restarts"] == 0

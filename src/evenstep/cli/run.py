@@ -105,14 +105,18 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def _read_elastic(options: argparse.Namespace) -> None:
     """Make numbers of `--elastic`, and MAX workers if their number is not given."""
     if options.elastic is None:
-        if options.lighthouse is not None:
-            raise ConfigError("--lighthouse is for elastic runs: give --elastic MIN:MAX too, or leave it out")
+        for name in ("lighthouse", "nproc_per_replica"):
+            if getattr(options, name) is not None:
+                option = "--" + name.replace("_", "-")
+                raise ConfigError(f"{option} is for elastic runs: give --elastic MIN:MAX too, or leave it out")
         return
     given: str = options.elastic
     least, colon, most = given.partition(":")
     if not (colon and least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
         raise ConfigError(f"--elastic must be the fewest and the most replicas, such as 1:4, not {given!r}")
     options.elastic = int(least), int(most)
+    if options.nproc_per_replica is not None and options.nproc_per_replica < 1:
+        raise ConfigError(f"--nproc-per-replica must be at least 1 process, not {options.nproc_per_replica}")
     if options.lighthouse is not None and not re.fullmatch(r"http://[^/]+:\d{1,5}", options.lighthouse):
         raise ConfigError(f"--lighthouse must be an address, such as http://host0:29510, not {options.lighthouse!r}")
     if options.lighthouse is None and options.nproc_per_node == "1":
@@ -136,6 +140,7 @@ def start(options: argparse.Namespace, *, marks: Path | None = None, survey_up_t
         heartbeat_seconds=options.heartbeat,
         marks=None if marks is None else str(marks),
         elastic=options.elastic,
+        nproc_per_replica=options.nproc_per_replica or 1,
         lighthouse=options.lighthouse,
     )
     if survey_up_to is not None:
@@ -240,6 +245,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="MIN:MAX",
         help="let up to MAX replicas come and go without a restart of the others, under torchft's quorum of at least"
         " MIN; one that dies is started again (docs/elastic.md)",
+    )
+    add(
+        "--nproc-per-replica",
+        metavar="K",
+        type=int,
+        help="the processes of each replica of an elastic run, over which its model is split (default: 1); one of them"
+        " that dies is started again with all others of its replica",
     )
     add(
         "--lighthouse",

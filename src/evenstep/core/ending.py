@@ -18,6 +18,7 @@ class Ending:
         restarts: Number of times that the worker was restarted before.
         again: Whether its keeper restarts it now.
         asked_to_end: Whether the launcher, or a signal to it, asked the worker to end.
+        rank: Which of its processes ended first, if it is a replica of several.
     """
 
     worker: int
@@ -27,6 +28,12 @@ class Ending:
     restarts: int = 0
     again: bool = False
     asked_to_end: bool = False
+    rank: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The process that ended."""
+        return f"worker {self.worker}" if self.rank is None else f"replica {self.worker}, rank {self.rank}"
 
     @property
     def failed(self) -> bool:
@@ -46,7 +53,7 @@ class Ending:
     def __str__(self) -> str:
         reason = _reason(self.message) or ("" if self.exit_code < 0 else "its own output above tells why")
         hint = ", which is what a system out of memory does" if self.exit_code == -signal.SIGKILL else ""
-        return f"worker {self.worker} {how_it_ended(self.exit_code, reason)}{hint}"
+        return f"{self.name} {how_it_ended(self.exit_code, reason)}{hint}"
 
 
 def failures_in(ends: Iterable[Ending]) -> list[Ending]:

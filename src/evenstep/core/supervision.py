@@ -186,9 +186,10 @@ class Supervision:
         state.failed, state.came = state.failed or ending.failed, False
         state.gave_up = "" if self.elastic else state.gave_up
         if again:
-            self._say(worker, f"{ending.how}; it is started again ({ending.restarts + 1} of {self.restarts})")
+            again_of = f"it is started again ({ending.restarts + 1} of {self.restarts})"
+            self._said.append(f"{ending.name} {ending.how}; {again_of}")
         elif ending.failed and self._begun:
-            self._say(worker, ending.how + self._then)
+            self._said.append(f"{ending.name} {ending.how}{self._then}")
         elif ending.failed:
             self._stop(worker, ending.how)
 

@@ -167,11 +167,18 @@ class _Command:
         """Number of workers; None if other nodes start workers too."""
         return self.config.nproc_per_node if self.config.max_nodes == 1 else None
 
-    def under_keepers(self, status_dir: Path, *, restarts: int | None) -> "_Command":
-        """Put each worker under a keeper, which restarts it; None leaves restarts to torchrun's agent."""
+    def under_keepers(self, status_dir: Path, *, restarts: int | None, processes: int = 1) -> "_Command":
+        """Put each worker under a keeper, which restarts it; None leaves restarts to torchrun's agent.
+
+        Args:
+            status_dir: Where keepers write down how workers end.
+            restarts: The number of times that a worker may be restarted.
+            processes: The number of processes of each worker.
+        """
         # torchrun's --run-path is a function that runs the script in a process which Python has prepared.
         program = [self.program] if isinstance(self.program, str) else [sys.executable, "-u"]
-        first, *rest = keeper_command(status_dir, restarts=restarts, command=[*program, *self.arguments])
+        command = [*program, *self.arguments]
+        first, *rest = keeper_command(status_dir, restarts=restarts, command=command, processes=processes)
         # The agent sees no worker fail whose keeper restarts it.
         config = replace(self.config, max_restarts=self.config.max_restarts if restarts is None else 0)
         return _Command(config=config, program=first, arguments=rest)
@@ -282,7 +289,7 @@ def _run_elastic(command: _Command, workers: int, settings: LaunchSettings, stat
         os.environ.setdefault(
             "TORCH_CPP_LOG_LEVEL", "ERROR"
         )  # Of each replica, that its model may have unused parameters.
-        kept = command.under_keepers(status_dir, restarts=restarts)
+        kept = command.under_keepers(status_dir, restarts=restarts, processes=settings.nproc_per_replica)
         _run_workers(kept, structs.replace(settings, lighthouse=address), status_dir, supervision)
     ends = read_endings(status_dir)
     failures = [each for each in failures_in(ends) if not each.asked_to_end]

@@ -5,20 +5,22 @@ runs the worker and writes down how it ended, for the launcher to read. If a chi
 the others; on servers they can go on without the dead worker, so the keeper then exits with 0. The file imports
 the standard library alone and the keeper is started by its path, so that it runs within a few hundredths of a second.
 
-    python supervisor.py STATUS_DIR RESTARTS COMMAND...
+    python supervisor.py STATUS_DIR RESTARTS PROCESSES COMMAND...
 
-With `none` for RESTARTS, the keeper exits as its worker did.
+With `none` for RESTARTS, the keeper exits as its worker did. A replica of an elastic run may have several PROCESSES.
 """
 
 import ctypes
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self, final
 
@@ -49,10 +51,14 @@ class Supervisor:
         self._asked_at: float | None = None
 
     @classmethod
-    def start(cls, command: Sequence[str], **options: Any) -> Self:  # noqa: ANN401 - those of Popen
-        """Start a process that leads its own process group, so that signals from the terminal do not reach it."""
-        child = subprocess.Popen(command, process_group=0, **options)
-        return cls(-child.pid, -child.pid, child)
+    def start(cls, command: Sequence[str], *, leader: int = 0, **options: Any) -> Self:  # noqa: ANN401 - those of Popen
+        """Start a process in a group of its own or of another `leader`, which signals from the terminal do not reach.
+
+        The group is asked to end, and killed, through the supervisor of its leader.
+        """
+        child = subprocess.Popen(command, process_group=leader, **options)
+        own = child.pid if leader else -child.pid
+        return cls(own, own, child)
 
     @property
     def child(self) -> "subprocess.Popen[bytes]":
@@ -95,14 +101,16 @@ def _send(process: int, number: int) -> None:
         os.kill(process, number)
 
 
-def keeper_command(status_dir: Path, *, restarts: int | None, command: list[str]) -> list[str]:
+def keeper_command(status_dir: Path, *, restarts: int | None, command: list[str], processes: int = 1) -> list[str]:
     """Return the command that runs `command` under a keeper, with up to `restarts` restarts when it fails.
 
-    With None the keeper exits as the worker did, and its parent may restart it.
+    With None the keeper exits as the worker did, and its parent may restart it. A worker of several `processes` fails
+    with the first of them.
     """
     # -P and the path: neither the package, whose import takes longer than all else, nor a module beside this file or in
     # the working directory is imported.
-    return [sys.executable, "-P", __file__, str(status_dir), "none" if restarts is None else str(restarts), *command]
+    kept = str(status_dir), "none" if restarts is None else str(restarts), str(processes)
+    return [sys.executable, "-P", __file__, *kept, *command]
 
 
 def status_file(status_dir: Path, worker: int) -> Path:
@@ -111,9 +119,10 @@ def status_file(status_dir: Path, worker: int) -> Path:
 
 
 def group_file(status_dir: Path, worker: int) -> Path:
-    """Return the file that holds the worker's process group and its keeper's process while the worker runs.
+    """Return the file that holds the worker's processes and its keeper's while the worker runs.
 
-    A third word, `asked`, means that the keeper was asked to end. Only a keeper that was killed leaves the file behind.
+    They are separated by commas, and the first leads their process group. A third word, `asked`, means that the keeper
+    was asked to end. Only a keeper that was killed leaves the file behind.
     """
     return status_dir / f"group-{worker}"
 
@@ -124,11 +133,15 @@ class Keeper:
 
     The worker has the keeper's standard streams and leads a process group, which gets the signals that ask the keeper
     to end. What a failed worker leaves of its group is killed. A worker never outlives its keeper, nor the keeper its
-    parent.
+    parent. Several processes share the group; they meet at a port of their own, as under a torchrun of their own.
     """
 
-    def __init__(self, *, worker: int, command: list[str], status_dir: Path, restarts: int | None) -> None:
+    def __init__(
+        self, *, worker: int, command: list[str], status_dir: Path, restarts: int | None, processes: int = 1
+    ) -> None:
         self._command = command
+        self._processes = processes
+        self._ended: int | None = None  # Of several processes, the one that ended first.
         self._status = status_file(status_dir, worker)
         self._group = group_file(status_dir, worker)
         self._restarts = restarts
@@ -153,20 +166,27 @@ class Keeper:
         return 128 - exit_code if exit_code < 0 else exit_code
 
     def _run_once(self, restart: int) -> int:
-        error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-        if error_file:
-            Path(error_file).unlink(missing_ok=True)
         environment = {**os.environ, RESTART_VARIABLE: str(restart + _restarts_before()), **_place()}
-        worker = Supervisor.start(self._command, env=environment, preexec_fn=self._before_exec)
-        self._group.write_text(f"{worker.child.pid} {self._process}")
-        while worker.exit_code is None:
-            self._take_signal(worker)
+        workers: list[Supervisor] = []
+        for own in [{}] if self._processes == 1 else _places(self._processes):
+            if error_file := (environment | own).get("TORCHELASTIC_ERROR_FILE"):
+                Path(error_file).unlink(missing_ok=True)
+            leader = workers[0].child.pid if workers else 0
+            start = partial(Supervisor.start, self._command, leader=leader, preexec_fn=self._before_exec)
+            workers.append(start(env=environment | own))
+        self._pids = ",".join(str(each.child.pid) for each in workers)
+        self._group.write_text(f"{self._pids} {self._process}")
+        while (ended := _ended_first(workers)) is None:
+            self._take_signal(workers[0])
+        exit_code = workers[ended].child.returncode
+        self._ended = ended if self._processes > 1 else None
         # A signal to the keeper's group also ends a worker that has not left it yet.
-        self._asked_to_end |= -worker.child.returncode in FORWARDED & signal.sigpending()
-        if worker.exit_code != 0 or self._orphaned:
-            worker.kill()
+        self._asked_to_end |= -exit_code in FORWARDED & signal.sigpending()
+        if exit_code != 0 or self._orphaned:
+            for each in workers:  # The first kills the group.
+                each.kill()
         self._group.unlink()
-        return worker.child.returncode
+        return exit_code
 
     @property
     def _orphaned(self) -> bool:
@@ -186,19 +206,21 @@ class Keeper:
             worker.end(END_SECONDS)
         elif received is not None and received.si_signo in FORWARDED:
             self._asked_to_end = True
-            self._group.write_text(f"{worker.child.pid} {self._process} asked")
+            self._group.write_text(f"{self._pids} {self._process} asked")
             worker.send(received.si_signo)
             worker.send(signal.SIGCONT)  # A stopped worker would not receive the signal.
 
     def _record(self, exit_code: int, restart: int, *, again: bool) -> None:
         status = {
             "exit_code": exit_code,
-            "message": first_message(os.environ.get("TORCHELASTIC_ERROR_FILE")),
+            "message": first_message(_error_file(self._ended)),
             "restarts": restart + _restarts_before(),
             "again": again,
             "asked_to_end": self._asked_to_end,
             "at_seconds": time.time(),
         }
+        if self._ended is not None:
+            status["rank"] = self._ended
         written = self._status.with_suffix(".tmp")
         written.write_text(json.dumps(status), encoding="utf-8")
         written.replace(self._status)
@@ -216,6 +238,43 @@ def _place() -> dict[str, str]:
         return {}
     task = {"type": "worker", "index": int(os.environ["RANK"])}
     return {"TF_CONFIG": json.dumps({"cluster": {"worker": tasks.split(",")}, "task": task})}
+
+
+def _places(processes: int) -> list[dict[str, str]]:
+    """Return what the environment of each process of a replica says of its place."""
+    replica, here = os.environ["RANK"], int(os.environ.get("LOCAL_RANK", "0"))
+    with socket.socket() as trial:  # The first process listens on this port.
+        trial.bind(("", 0))
+        port = trial.getsockname()[1]
+    common = {
+        "WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "LOCAL_WORLD_SIZE": str(processes * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
+        "REPLICA_GROUP_ID": replica,
+        "NUM_REPLICA_GROUPS": os.environ["WORLD_SIZE"],
+    }
+    places = []
+    for rank in range(processes):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(here * processes + rank)}
+        if error_file := _error_file(rank):
+            own["TORCHELASTIC_ERROR_FILE"] = error_file
+        places.append(common | own)
+    return places
+
+
+def _error_file(rank: int | None) -> str | None:
+    """Return torchrun's error file, or that of this process of a replica."""
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    return f"{file}.{rank}" if file and rank is not None else file
+
+
+def _ended_first(workers: Sequence[Supervisor]) -> int | None:
+    """Return which of these has failed, or the last if all have finished; None while they run."""
+    codes = [each.exit_code for each in workers]
+    failed = [index for index, code in enumerate(codes) if code]
+    return failed[0] if failed else None if None in codes else len(codes) - 1
 
 
 def signal_when_parent_dies(number: signal.Signals) -> None:
@@ -238,12 +297,13 @@ def first_message(error_file: str | None) -> str:
 
 def main(arguments: list[str]) -> int:
     """Keep the worker that the environment variable RANK names; return the exit code."""
-    folder, restarts, *command = arguments
+    folder, restarts, processes, *command = arguments
     keeper = Keeper(
         worker=int(os.environ["RANK"]),
         command=command,
         status_dir=Path(folder),
         restarts=None if restarts == "none" else int(restarts),
+        processes=int(processes),
     )
     return keeper.run()
 

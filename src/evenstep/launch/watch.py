@@ -101,8 +101,8 @@ class Watch:
             self._supervision.ended(ending)
 
     def _look_at_processes(self, marks: Path) -> None:
-        leaders = {group.worker: group.leader for group in read_groups(self._status_dir)}
-        halted = [worker for worker, leader in leaders.items() if is_stopped(leader)]
+        leaders = {group.worker: group.processes for group in read_groups(self._status_dir)}
+        halted = [worker for worker, processes in leaders.items() if any(map(is_stopped, processes))]
         came = [int(file.name) for file in marks.iterdir() if file.name.isdecimal()]
         since: dict[str, dict[int, float]] = {"": {}, "waiting": {}, "computing": {}}  # Empty as it is written.
         for file in marks.glob("*.state"):
@@ -131,12 +131,20 @@ def read_endings(status_dir: Path) -> list[Ending]:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The process group of a running worker, and its keeper; `asked`: the keeper was asked to end it."""
+    """The processes of a running worker, of which the first leads their process group, and its keeper.
+
+    `asked`: the keeper was asked to end it.
+    """
 
     worker: int
-    leader: int
+    processes: tuple[int, ...]
     keeper: int
     asked: bool
+
+    @property
+    def leader(self) -> int:
+        """The process group."""
+        return self.processes[0]
 
 
 def read_groups(status_dir: Path) -> list[Group]:
@@ -144,8 +152,9 @@ def read_groups(status_dir: Path) -> list[Group]:
     groups = []
     for file in status_dir.glob("group-*"):
         with suppress(OSError, ValueError):  # The worker has ended, or is just being started.
-            leader, keeper, *asked = file.read_text().split()
-            groups.append(Group(worker=_worker(file), leader=int(leader), keeper=int(keeper), asked=bool(asked)))
+            pids, keeper, *asked = file.read_text().split()
+            processes = tuple(map(int, pids.split(",")))
+            groups.append(Group(worker=_worker(file), processes=processes, keeper=int(keeper), asked=bool(asked)))
     return groups
 
 
