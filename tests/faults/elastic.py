@@ -59,7 +59,8 @@ def run_cell(cell, folder):
     mark = secrets.token_hex(8)
     environment = {**os.environ, "TMPDIR": str(folder / "tmp"), worker.MARK: mark, "OMP_NUM_THREADS": "1"}
     if cell.hosts == 1:
-        command = [*_command(cell, folder), "--elastic", f"1:{COUNT}", *_script(cell, folder)]
+        options = ["--elastic", f"1:{COUNT}", "--nproc-per-replica", str(cell.processes)]
+        command = [*_command(cell, folder), *options, *_script(cell, folder)]
         _follow(cell, folder, [_start(command, environment, folder)], outcome)
     else:
         with two_hosts() as hosts:
@@ -114,7 +115,8 @@ def check(cell, outcome):
     wrong += [] if len(outcome.finished) == cell.members else [f"finished: {sorted(outcome.finished)}"]
     named = [int(each) for each in outcome.fired if each.isdecimal()]
     for each in named:
-        if not re.search(rf"evenstep: worker {each} .*{re.escape(cell.why)}" if cell.why else "", outcome.terminal):
+        name = f"(worker|replica) {each},? {'.*rank 1 ' if cell.split and cell.fault != 'stopped' else ''}"
+        if not re.search(rf"evenstep: {name}.*{re.escape(cell.why)}" if cell.why else "", outcome.terminal):
             wrong.append(f"worker {each} is not named with the reason")
     wrong += _check_steps(outcome)
     if cell.moment == PERIOD:

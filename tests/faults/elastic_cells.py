@@ -30,7 +30,8 @@ COMES_BACK = ("killed", "raises", "paused", "cut for a while", "killed and start
 class ElasticCell:
     """A fault of one replica, or of two in the same step.
 
-    At the moments `joins` and `sends` replica 2 has been killed before, and its second process joins.
+    At the moments `joins` and `sends` replica 2 has been killed before, and its second process joins. With `split`, the
+    dimension of a mesh, replicas have two processes each, and it is the second of them.
     """
 
     fault: str
@@ -38,9 +39,15 @@ class ElasticCell:
     victim: int | str
     second_victim: int = -1
     hosts: int = 1
+    split: tuple = ()
 
     def __str__(self):
-        return f"elastic-{self.moment}-{self.what}-{self.hosts}".replace(" ", "-")
+        return "-".join(["elastic", self.moment, self.what, str(self.hosts), *self.split]).replace(" ", "-")
+
+    @property
+    def processes(self):
+        """Of each replica."""
+        return 2 if self.split else 1
 
     @property
     def what(self):
@@ -85,7 +92,8 @@ class ElasticCell:
         """Of the table: the cell, and the seconds from the fault to the next step that counts."""
         two = {"killed": "two killed", "stopped": "two stopped", "hangs": "two hang"}
         outside = {LINK: f"link {self.fault}", HOST: "Lighthouse killed"}
-        what = two[self.fault] if self.second_victim >= 0 else outside.get(self.victim, self.fault)
+        what = f"one of two processes {self.fault}" if self.split else self.fault
+        what = two[self.fault] if self.second_victim >= 0 else outside.get(self.victim, what)
         return [ELASTIC, "", self.moment, what, "finish", round(seconds, 1)]
 
 
@@ -101,9 +109,11 @@ def elastic_cells():
     cells += [ElasticCell(fault, PERIOD, 1) for fault in ("killed", "stopped", "raises", "hangs")]
     cells += [ElasticCell(fault, "mid-epoch", 0, 2) for fault in ("killed", "stopped", "hangs")]
     cells += [ElasticCell(fault, "mid-epoch", LINK, hosts=2) for fault in ("cut", "cut for a while")]
+    cells += [ElasticCell(fault, "mid-epoch", 1, split=("tp",)) for fault in ("killed", "raises", "stopped")]
+    cells += [ElasticCell("killed", "joins", 2, split=("tp",))]
     return [*cells, ElasticCell("killed and started again", "mid-epoch", HOST, hosts=2)]
 
 
 def elastic_part(cells):
-    """The one that is always run."""
-    return [each for each in cells if (each.fault, each.moment) == ("killed", "commit")]
+    """Those that are always run."""
+    return [each for each in cells if each.fault == "killed" and (each.moment == "commit" or each.split)]

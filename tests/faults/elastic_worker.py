@@ -7,12 +7,13 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from support.elastic import Elastic, counting, parts
+from support.elastic import Elastic, counting, parts, split
 
 import evenstep
 from faults.elastic_cells import COUNT, HOST, LINK, PERIOD, SENDER, ElasticCell
@@ -28,11 +29,15 @@ class Faults:
     def __init__(self, cell, folder):
         self.cell, self.folder = cell, Path(folder)
         self.slot, self.life = int(os.environ["RANK"]), int(os.environ["EVENSTEP_RESTART"])
+        self.rank = self.slot if cell.split else 0
+        self.slot = int(os.environ.get("REPLICA_GROUP_ID", self.slot))
         self.host = int(os.environ.get("TEST_HOST", "0"))
         self.slot += 2 * self.host
 
     def at(self, moment):
         cell, fault = self.cell, self.cell.fault
+        if self.rank + 1 < cell.processes:  # The last of a replica.
+            return
         if cell.joins and (moment, self.slot, self.life) == ("mid-epoch", 2, 0):
             os.kill(os.getpid(), signal.SIGKILL)
         mine = self.slot in cell.victims and self.life == (cell.moment == "joins")
@@ -89,9 +94,9 @@ def train(cell, folder):
     faults = Faults(cell, folder)
     faults.at("start")
     torch.set_num_threads(1)
-    os.environ["RANK"], rank = str(faults.slot), os.environ["RANK"]
+    os.environ["SLOT"] = str(faults.slot)
     model, optimizer, loader = parts(RUN)
-    os.environ["RANK"] = rank
+    model, optimizer, weights, told = split(replace(RUN, split=tuple(cell.split)), model, optimizer)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
     model, optimizer, loader = evenstep.prepare(
         model,
@@ -100,6 +105,7 @@ def train(cell, folder):
         scheme=cell.scheme,
         global_batch_size=RUN.global_batch_size,
         schedulers=scheduler,
+        **told,
     )
     session, name = loader.session, f"{faults.slot}-{faults.life}"
     watch_moments(session, faults)
@@ -110,7 +116,7 @@ def train(cell, folder):
         faults.wait_for(f"here-{slot}")
     members, epoch, moment = 0, 0, "first iteration"
     with (
-        Path(folder, f"steps-{name}{again}").open("a", buffering=1) as journal,
+        Path(folder, f"{'steps' if faults.rank == 0 else 'peer'}-{name}{again}").open("a", buffering=1) as journal,
         counting(session, lambda line, counts: record(journal, line, counts)) as pending,
     ):
         while members != cell.members or len(list(faults.folder.glob("fired-*"))) < len(cell.victims):
@@ -134,9 +140,9 @@ def train(cell, folder):
                     pending.append(line)
                 else:
                     record(journal, line, session.counted)
-    weights = torch.cat([each.detach().flatten() for each in model.parameters()])
-    outcome = {"epochs": epoch + 1, "weights": weights.tolist()}
-    Path(folder, f"finished-{name}{again}").write_text(json.dumps(outcome))
+    outcome = {"epochs": epoch + 1, "weights": weights().tolist()}
+    if faults.rank == 0:
+        Path(folder, f"finished-{name}{again}").write_text(json.dumps(outcome))
 
 
 def record(journal, line, counted):
