@@ -68,6 +68,7 @@ class PeerReports(ReportExchange):
 
     def check(self, rows: IntArray) -> IntArray:
         if (rows[:, 0] == rows[0, 0]).all():
+            self._peers.require_same_batches(rows[:, -1])
             return super().check(self._peers.slowest(rows))
         with self._peers.naming():
             return super().check(rows)
