@@ -1,7 +1,8 @@
-"""What sizes by speed gain where each replica is split over two processes by tensor parallelism, under DDP and FSDP2.
+"""What sizes by speed gain where each replica is split over two processes by tensor parallelism, under HSDP and FSDP2.
 
 Two replicas, the second three times slower: each of its processes sleeps longer for every sample that it computes on.
-The rate is that of the optimizer's steps after the first ones. The variants take turns.
+HSDP has one shard here, so it sums gradients as DDP does. The rate is that of the optimizer's steps after the first
+ones. The variants take turns.
 """
 
 import sys
@@ -15,7 +16,6 @@ from harness.workers import run_workers
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -24,7 +24,10 @@ REPLICAS, PARTS, BATCH, SLOWNESS, PER_SAMPLE = 2, 2, 32, (1, 3), 0.008
 STEPS, WARMUP, PLAIN, FEATURES, WIDTH = 34, 14, 12, 16, 64
 SAMPLES = REPLICAS * BATCH
 IDEAL = sum(1 / (slow * PER_SAMPLE) for slow in SLOWNESS)
-MODELS = ("DDP", "FSDP2")
+MESHES = {
+    "HSDP": ((REPLICAS, 1, PARTS), ("replicate", "shard", "tp")),
+    "FSDP2": ((REPLICAS, PARTS), ("shard", "tp")),
+}
 
 
 class Waiting(torch.nn.Module):
@@ -45,7 +48,7 @@ def main():
     options = parser.parse_args()
     steps = WARMUP + 4 if options.quick else STEPS
     repetitions = 1 if options.quick else options.repetitions
-    rates = {(model, even): [] for model in MODELS for even in (False, True)}
+    rates = {(model, even): [] for model in MESHES for even in (False, True)}
     for repetition in range(repetitions):
         for model, even in rates:
             argument = (model, even, steps, options.seed)
@@ -56,21 +59,21 @@ def main():
     figures = [
         *(
             record.figure(f"{model} x TP, of the ideal", [rate / IDEAL for rate in rates[model, True]], goal=">= 0.93")
-            for model in MODELS
+            for model in MESHES
         ),
         *(
             record.figure(
                 f"{model} x TP, of the ideal with its own time per step",
                 [ours / _ideal(plain) for ours, plain in zip(rates[model, True], rates[model, False], strict=True)],
             )
-            for model in MODELS
+            for model in MESHES
         ),
         *(
             record.figure(
                 f"{model} x TP, times {model} x TP without evenstep",
                 [ours / plain for ours, plain in zip(rates[model, True], rates[model, False], strict=True)],
             )
-            for model in MODELS
+            for model in MESHES
         ),
     ]
     record.publish(
@@ -108,15 +111,13 @@ def _measure(rank, argument, tell):
     steps = steps if even else min(steps, PLAIN)
     warnings.simplefilter("ignore")
     torch.manual_seed(seed)
-    mesh = init_device_mesh("cpu", (REPLICAS, PARTS), mesh_dim_names=("dp", "tp"))
-    replica = mesh["dp"].get_local_rank()
+    shape, names = MESHES[kind]
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    replica = mesh[names[0]].get_local_rank()
     layers = torch.nn.Linear(FEATURES, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, 1)
     model = torch.nn.Sequential(layers[0], Waiting(SLOWNESS[replica] * PER_SAMPLE), *layers[1:])
     parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "3": RowwiseParallel()})
-    if kind == "DDP":
-        model = DistributedDataParallel(model, device_mesh=mesh["dp"])
-    else:
-        fully_shard(model, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh[names[:-1]])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     samples = SAMPLES * steps
     data = TensorDataset(torch.randn(samples, FEATURES), torch.randn(samples, 1))
@@ -125,7 +126,7 @@ def _measure(rank, argument, tell):
 
         loader = DataLoader(data, batch_size=BATCH)
         model, optimizer, loader = evenstep.prepare(
-            model, optimizer, loader, scheme="lb-bsp", mesh=mesh, data_dims=("dp",)
+            model, optimizer, loader, scheme="lb-bsp", mesh=mesh, data_dims=names[:-1]
         )
     else:
         sampler = DistributedSampler(data, REPLICAS, replica, shuffle=False)

@@ -228,9 +228,13 @@ def die(run, names, rank, iteration):
         raise shown[0] from error
 
 
-def train_on_other_data(run, names, rank):
+def train_on_another_sample(run, names, rank, sample):
+    """This process has another one than the others."""
     inputs, targets = training.data(run)
-    prepared(run, names, dataset=TensorDataset(inputs + (dist.get_rank() == rank), targets))
+    inputs[sample] += dist.get_rank() == rank
+    model, optimizer, loader, _ = prepared(run, names, dataset=TensorDataset(inputs, targets))
+    for batch in loader:
+        training.step(model, optimizer, *batch)
 
 
 def step_more_often(run, names, rank, iteration):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from evenstep.core.errors import ConfigError
+from evenstep.core.errors import ConfigError, DisagreementError
 from evenstep.worker.peers import Peers
 
 TWO = Peers(ranks=np.arange(4).reshape(2, 1, 2), dims=("dp",))
@@ -25,6 +25,15 @@ def test_a_worker_reports_the_compute_of_its_slowest_peer():
 
 def test_workers_that_wait_for_each_other_report_alike():
     assert SHARDS.slowest(ROWS).tolist() == [SLOWEST[0]] * 2 + [SLOWEST[1]] * 2
+
+
+def test_peers_need_the_same_batch():
+    TWO.require_same_batches(np.array([5, 5, 6, 6]))
+    TWO.require_same_batches(np.array([5, 0, 0, 6]))  # Not all can be compared.
+    with pytest.raises(
+        DisagreementError, match=r"^rank 3 \(replica 1\) got another batch than rank 2 \(replica 1\): give"
+    ):
+        TWO.require_same_batches(np.array([5, 5, 5, 6]))
 
 
 def test_an_extra_column_stays():

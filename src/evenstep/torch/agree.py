@@ -53,7 +53,8 @@ class Terms:
     each worker's dataset if datasets are private (`order` is then this worker's own); `costs`: the costs of the samples
     if they differ; `own`: when an epoch ends (`uneven`) if each worker draws from data of its own, as its sizes say;
     `told_private`: whether the script said that data are the workers' own, so that their samples are not compared;
-    `needed_batch`: the fewest samples that this worker's models can compute on.
+    `needed_batch`: the fewest samples that this worker's models can compute on; `alike`: whether peers' batches are
+    compared.
     """
 
     order: EpochOrder
@@ -65,6 +66,7 @@ class Terms:
     told_private: bool = False
     needed_batch: int = 1
     costs: Costs | None = None
+    alike: bool = False
 
 
 def agree(request: RunRequest, workers: Workers, activity: Activity) -> tuple[Agreed, Terms]:
@@ -191,6 +193,7 @@ def _terms(
         told_private=request.partition == "private",
         needed_batch=_needed_batch(request),
         costs=own.costs,
+        alike=request.peers is not None and request.partition is None,
     )
 
 

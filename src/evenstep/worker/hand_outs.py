@@ -47,6 +47,7 @@ class HandedOut(msgspec.Struct, eq=False, kw_only=True):
         open: Whether a forward pass waits for its backward.
         backward: Whether a backward has begun.
         closed: Whether its gradient has been synchronised, pushed or stepped on.
+        checksum: Of a few of its values, to compare with those of peers; 0 if they are not compared.
         traces: The means by which the engine recognises its tensors; `own` holds weak references to their memory.
         claimed: On servers, the engine's data about its claim.
     """
@@ -63,6 +64,7 @@ class HandedOut(msgspec.Struct, eq=False, kw_only=True):
     open: bool = False
     backward: bool = False
     closed: bool = False
+    checksum: int = 0
     traces: Any = None
     claimed: Any = None
 

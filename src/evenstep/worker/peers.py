@@ -11,7 +11,8 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from evenstep.core.errors import ConfigError, EvenstepError
+from evenstep.core.common_data import unlike
+from evenstep.core.errors import ConfigError, DisagreementError, EvenstepError
 from evenstep.core.values import IntArray
 from evenstep.worker.agreement import require_same
 from evenstep.worker.meter import COLUMNS
@@ -79,6 +80,20 @@ class Peers:
             bounds = {key: of(each[key] for each in of_group) for key, of in _BOUNDS.items() if key in of_group[0]}
             merged += [{**records[leader], **bounds} for leader in group[:, 0]]
         return merged
+
+    def require_same_batches(self, checksums: IntArray) -> None:
+        """Check that the peers of each worker got the same batch, by the checksums of all processes' batches.
+
+        Raises:
+            DisagreementError: They did not. The message names two, alike on every process.
+        """
+        for ranks in self.ranks.reshape(self.count, -1):
+            if (odd := unlike(checksums[ranks].tolist())) is not None:
+                said = f"worker {ranks[odd[0]]} got another batch than worker {ranks[odd[1]]}"
+                raise DisagreementError(
+                    f"{self.named(said)}: give the peers of a replica the same dataset, and seed alike what it draws"
+                    ' (torch.manual_seed); or partition="common" if the batches are the same'
+                )
 
     @contextmanager
     def naming(self) -> Iterator[None]:

@@ -14,6 +14,8 @@ import evenstep
 pytestmark = pytest.mark.multiprocess
 
 UNEVEN = {"samples": 82, "epochs": 3}
+FIRST = int(training.epoch_order(Run(**UNEVEN), 0)[0])
+"""The sample that the first replica begins with."""
 
 
 @pytest.mark.parametrize(
@@ -74,9 +76,10 @@ def test_a_peer_that_dies_is_named_with_its_replica():
         assert "rank 3 (replica 1) ended, died, stopped or did not answer" in outcome.error, outcome.error
 
 
-def test_a_peer_with_other_data_is_named_with_its_replica():
-    for outcome in run_workers(meshes.train_on_other_data, 4, Run(**UNEVEN), DDP, 1):
-        assert "rank 1 (replica 0) has other samples than rank 0 (replica 0)" in outcome.error
+@pytest.mark.parametrize(("sample", "said"), [(0, "has other samples"), (FIRST, "got another batch")])
+def test_a_peer_with_another_sample_is_named_with_its_replica(sample, said):
+    for outcome in run_workers(meshes.train_on_another_sample, 4, Run(**UNEVEN), DDP, 1, sample):
+        assert f"rank 1 (replica 0) {said} than rank 0 (replica 0)" in outcome.error, outcome.error
 
 
 def test_a_peer_that_does_something_else_is_named_with_its_replica():

@@ -14,6 +14,7 @@ from evenstep.core.common_data import bytes_of, checksum
 from evenstep.torch.data.randomness import seed_generators, seeded_randomness
 from evenstep.torch.data.sampling import Positions
 from evenstep.torch.data.shards import ShardedDataset
+from evenstep.torch.engines.traces import tensors_of
 from evenstep.worker.agreement import Exchange
 from evenstep.worker.common_data import require_alike
 
@@ -78,12 +79,21 @@ def checksum_of_samples(samples: Any) -> int:
     return checksum(_parts(samples))
 
 
+def checksum_of_batch(batch: Any) -> int:
+    """The checksum of three values of each row of the tensors of a batch that the host has; 0 if there are none."""
+    dense = [each for each in tensors_of(batch) if each.layout is torch.strided and not each.is_nested]
+    rows = [each for each in dense if each.is_cpu and each.numel()]
+    places = (lambda _: 0), (lambda length: length // 2), (lambda _: -1)
+    return checksum_of_samples([each[(..., *map(at, each.shape[1:]))] for each in rows for at in places])
+
+
 def _parts(value: Any) -> Iterator[bytes]:
     """The bytes of samples in a defined order, without parts that cannot be compared."""
     if isinstance(value, torch.Tensor):
         if value.layout is torch.strided:
             yield f"{value.dtype}{list(value.shape)}".encode()
-            yield value.detach().cpu().resolve_conj().resolve_neg().flatten().view(torch.uint8).numpy().tobytes()
+            flat = value.detach().cpu().resolve_conj().resolve_neg().flatten().contiguous()
+            yield flat.view(torch.uint8).numpy().tobytes()
     elif isinstance(value, str | bytes):
         text = value.encode() if isinstance(value, str) else value
         if b"/" not in text and b"\\" not in text:  # The path of a file may differ.

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Drawn, EpochCosts, Ledger, OwnShares, Share, Shares, micro_batches
 from evenstep.core.values import UNLIMITED, require_whole
+from evenstep.torch.data.common_data import checksum_of_batch
 from evenstep.torch.data.epochs import Epochs
 from evenstep.torch.data.own_epochs import OwnEpochs
 from evenstep.torch.engines.engine import Engine
@@ -276,6 +277,7 @@ class BatchLoop(ABC):
                             iteration=self._handed_out,
                             done=self._at.done,
                             origin=self._origin,
+                            checksum=checksum_of_batch(batch) if self._started.terms.alike else 0,
                             traces=self._traces,
                         )
                     )

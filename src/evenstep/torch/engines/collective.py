@@ -412,6 +412,8 @@ class CollectiveEngine(Engine):
                     rates.append(group["lr"])
         self._told = self.own
         extra = () if self.own is None else (self.own.word,)
+        if self.workers.peers is not None and self.hand_outs.in_hand is not None:
+            extra = (self.hand_outs.in_hand.checksum,)
         return self._exchange.row(now, weighed=self._weighed, rates=rates, steps=self._steps, extra=extra)
 
     def _settle_weight(self) -> None:
@@ -460,6 +462,8 @@ class CollectiveEngine(Engine):
             now.synchronised_seconds = time.perf_counter() - now.paused
         try:
             extra = self._exchange.check(rows)
+            if self.workers.peers is not None:
+                self.workers.peers.require_same_batches(rows[:, -1])
             if self._told is not None:
                 self._told.shares.hear(extra[:, 0])
             if self._replicas is not None and now.number >= self._replicas.looks.at:
