@@ -3,13 +3,18 @@
 The servers run the server program itself; forked like the workers, so that one starts in tens of milliseconds.
 """
 
+import ipaddress
 import json
 import os
 import secrets
+import socket
 import sys
 import tempfile
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+import psutil
+import pytest
 
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.launch.server_settings import SECRET_VARIABLE
@@ -22,7 +27,8 @@ from support.records import check_records
 def run_served(function, workers, *arguments, run_dir, servers=1, network=False, **settings):
     """Every worker's outcome of `function(*arguments)`; the servers end with the last worker.
 
-    `network`: over TCP only, as between hosts. `settings` are the server program's, such as `heartbeat_seconds`.
+    `network`: over TCP only, as between hosts. `settings` are the server program's, such as `heartbeat_seconds`, and an
+    address to `listen` on; beyond loopback TCP is encrypted.
     """
     settings = {"snapshots": str(run_dir / "snapshots"), "count": servers, "workers": workers, **settings}
     with serving(settings, servers) as (addresses, secret):
@@ -37,9 +43,19 @@ def run_served(function, workers, *arguments, run_dir, servers=1, network=False,
 def environment(addresses, secret, run_dir, *, network=False):
     """What the launcher would tell the workers."""
     if network:
-        addresses = [[each for each in shard if each.startswith("tcp:")] for shard in addresses]
+        addresses = [[each for each in shard if not each.startswith("unix:")] for shard in addresses]
     launched = LaunchSettings(servers=tuple(map(tuple, addresses)), run_dir=str(run_dir))
     return {**launched.to_environment(), SECRET_VARIABLE: secret}
+
+
+def outer_host():
+    """An address of this host that is not loopback."""
+    for addresses in psutil.net_if_addrs().values():
+        for address in addresses:
+            if address.family == socket.AF_INET and not ipaddress.ip_address(address.address).is_loopback:
+                return address.address
+    pytest.skip("this machine has no network interface beside loopback")
+    return None
 
 
 @contextmanager

@@ -118,38 +118,88 @@ def break_and_spoil_a_period(run, barrier):
     return {"ended": ended, "skipped": loader.statistics().skipped, "warned": [str(each.message) for each in caught]}
 
 
-def train_in_periods_alone(run, claims, pushes, outer, global_batch_size, wire="float32", begun=None):
-    """The same in one process: asynchronous local SGD with Delayed Nesterov, or without momentum (arXiv 2401.09135).
+class ServersAlone:
+    """The weights of servers after each push, written out; and their momentum, and the samples so far."""
+
+    def __init__(self, initial, outer, workers, global_batch_size):
+        self.versions, self.momenta, self.samples = [initial], [torch.zeros_like(initial)], [0]
+        self.outer, self.workers, self.whole = outer, workers, global_batch_size
+        self.new = torch.zeros_like(initial)
+
+    def push(self, change, samples, pulled, had, rate):
+        """Step along this change from the weights that a worker `had`; how far its next ones are moved along momentum.
+
+        Without an `outer` optimizer it is a gradient, on which SGD steps at this rate.
+        """
+        share, ahead, weights = samples / self.whole, 0.0, self.versions[-1]
+        if self.outer is None:
+            # As torch steps, since the last bit decides which of two numbers of the wire is nearest.
+            stepped = torch.nn.Parameter(weights.clone())
+            stepped.grad = change
+            torch.optim.SGD([stepped], lr=rate, fused=True).step()
+            self.versions.append(stepped.detach())
+        elif self.outer.momentum and not self.outer.delayed:
+            ahead = self._nesterov(change, share, pulled, had)
+        else:
+            self._delayed(share * change)
+        self.samples.append(self.samples[-1] + samples)
+        return ahead
+
+    def _delayed(self, change):
+        self.new, moved = self.new + change, change
+        momentum = self.momenta[-1]
+        if len(self.versions) % self.workers == 0:
+            momentum, self.new = self.outer.momentum * momentum + self.new, torch.zeros_like(change)
+            moved = torch.add(change, momentum, alpha=self.outer.momentum)
+        self.momenta.append(momentum)
+        self.versions.append(torch.sub(self.versions[-1], moved, alpha=self.outer.rate))
+
+    def _nesterov(self, change, share, pulled, had):
+        """The step of `asp` with momentum, and its look ahead (docs/schemes/asp.md)."""
+        beta, weights, missed = self.outer.momentum, self.versions[-1], len(self.versions) - 1 - pulled
+        behind = (self.samples[-1] - self.samples[pulled]) / self.whole
+        moved = share / (1 + beta * behind) * (change + 3 * change.abs() * (weights - had) * bool(missed))
+        self.momenta.append(beta**share * self.momenta[-1] + moved)
+        along = beta * (1 - beta**share) / (1 - beta) * self.momenta[-1]
+        self.versions.append(weights - self.outer.rate * (moved + along))
+        gone = beta * (1 - beta**behind) / (1 - beta) * beta ** (behind / missed) if missed else 0.0
+        return self.outer.rate * gone
+
+
+def train_in_periods_alone(run, claims, pushes, outer, global_batch_size, wire="float32", begun=None, resumed=None):
+    """The same in one process: asynchronous local SGD (arXiv 2401.09135) with the momentum of `outer`, if any.
 
     `claims` of each worker, as `train_in_periods` returns them; `pushes` are the worker and the version that it pulled
     of each push, in the order of their arrival. Without an `outer` optimizer a push is a gradient, on which SGD steps.
     On a narrow `wire` each push is rounded, and so is what takes a worker's weights to those that it pulls in an epoch;
-    `begun` has the version at which a worker began an epoch. Returns the weights after the last push.
+    `begun` has the version at which a worker began an epoch. `resumed`: the epoch before which the run was started
+    again, so that what rounding had left is lost. Returns the weights after the last push.
     """
     inputs, targets = training.data(run)
     models = [training.model_of(run) for _ in claims]
     optimizers = [training.optimizer_of(run, model) for model in models]
-    versions = [torch.tensor(weights(models[0]), dtype=run.dtype)]
-    left = [iter(own) for own in claims]
-    momentum, new, count = torch.zeros_like(versions[0]), torch.zeros_like(versions[0]), 0
+    servers = ServersAlone(torch.tensor(weights(models[0]), dtype=run.dtype), outer, len(claims), global_batch_size)
+    versions, left = servers.versions, [iter(own) for own in claims]
     ends = [sum(number < epoch for own in claims for number, _ in own) for epoch in range(run.epochs)]
     has, rest, epochs = [None] * len(claims), [torch.zeros(len(versions[0]))] * len(claims), [0] * len(claims)
+    ahead = [0.0] * len(claims)
     for worker, pulled in pushes:
         model, optimizer = models[worker], optimizers[worker]
         epoch, steps = next(left[worker])
-        if epoch > epochs[worker] and wire != "float32":
+        if epoch > epochs[worker]:
             # An epoch ends with the weights as they are; one that the others have finished is over at once.
-            has[worker] = versions[max(ends[epoch], begun[worker, epoch - 1])]
-        epochs[worker] = epoch
+            ahead[worker], epochs[worker] = 0.0, epoch
+            has[worker] = None if wire == "float32" else versions[max(ends[epoch], begun[worker, epoch - 1])]
+            rest[worker] = rest[worker] * (epoch != resumed)
+        given = versions[pulled] - ahead[worker] * servers.momenta[pulled] if ahead[worker] else versions[pulled]
         if has[worker] is None or wire == "float32":
-            has[worker] = versions[pulled]
+            has[worker] = given
         else:
-            has[worker] = has[worker] + on_wire((versions[pulled] - has[worker]).float(), wire)
+            has[worker] = has[worker] + on_wire((given - has[worker]).float(), wire)
         torch.nn.utils.vector_to_parameters(has[worker].clone(), model.parameters())
         order = training.epoch_order(run, epoch)
         for positions in steps:
             step(model, optimizer, inputs[order[positions]], targets[order[positions]])
-        share = sum(map(len, steps)) / global_batch_size
         change = has[worker] - torch.tensor(weights(model), dtype=run.dtype)
         if outer is None:
             change = torch.cat([each.grad.flatten() for each in model.parameters()])
@@ -157,19 +207,8 @@ def train_in_periods_alone(run, claims, pushes, outer, global_batch_size, wire="
         if wire != "float32":  # Where the arithmetic is in float32.
             sent = on_wire(change.float() + rest[worker], wire)
             rest[worker] = change.float() + rest[worker] - sent
-        change = share * sent.to(run.dtype)
-        if outer is None:
-            # As torch steps, since the last bit decides which of two numbers of the wire is nearest.
-            stepped = torch.nn.Parameter(versions[-1].clone())
-            stepped.grad = sent.to(run.dtype)
-            torch.optim.SGD([stepped], lr=optimizer.param_groups[0]["lr"], fused=True).step()
-            versions.append(stepped.detach())
-            continue
-        count, new, moved = count + 1, new + change, change
-        if count % len(claims) == 0:
-            momentum, new = outer.momentum * momentum + new, torch.zeros_like(new)
-            moved = torch.add(change, momentum, alpha=outer.momentum)
-        versions.append(torch.sub(versions[-1], moved, alpha=outer.rate))
+        count, rate = sum(map(len, steps)), optimizer.param_groups[0]["lr"]
+        ahead[worker] = servers.push(sent.to(run.dtype), count, pulled, has[worker], rate)
     assert not any(list(own) for own in left)
     return versions[-1].tolist()
 

@@ -1,14 +1,12 @@
 """Every kind of connection, and a look at what the tests left open."""
 
 import gc
-import ipaddress
 import os
-import socket
 import threading
 
-import psutil
 import pytest
 from support.in_memory import connected_pair
+from support.served import outer_host
 
 from evenstep.transport.connect import connect
 from evenstep.transport.listen import listen
@@ -71,13 +69,3 @@ def connected(host_of):
     yield connected
     for connection in made:
         connection.close()
-
-
-def outer_host():
-    """An address of this host that is not loopback."""
-    for addresses in psutil.net_if_addrs().values():
-        for address in addresses:
-            if address.family == socket.AF_INET and not ipaddress.ip_address(address.address).is_loopback:
-                return address.address
-    pytest.skip("this machine has no network interface beside loopback")
-    return None

@@ -14,8 +14,8 @@ Floats: TypeAlias = tuple[Finite, ...]
 class ShardAnswer(Record, frozen=True, kw_only=True):
     """Answer a worker's request.
 
-    `ahead`, a number for each group, moves the weights ahead (`core.sync.rate`). `whole`: also on a narrow wire, the
-    worker is to have these very weights.
+    `ahead`, a number for each group, moves the weights ahead (`core.sync.rate`). `whole`: as in the coordinator's
+    `Answer`.
     """
 
     worker: Count

@@ -31,12 +31,18 @@ class AllShards:
             for follower in self._followers:
                 follower.send(header)
 
-    def reply(self, worker: int, body: SendWeights | Grant | None = None, ahead: tuple[float, ...] = ()) -> None:
-        """Answer a worker's pending request; only shard 0 sends the body."""
+    def reply(
+        self,
+        worker: int,
+        body: SendWeights | Grant | None = None,
+        ahead: tuple[float, ...] = (),
+        *,
+        whole: bool = True,
+    ) -> None:
+        """Answer a worker's pending request; only shard 0 sends the body. A worker that leaves its loop gets none."""
         slot = self.own.slots.get(worker)
         if slot is not None:
-            over = not isinstance(body, Grant) or body.over
-            self.own.answer(self._tell_answer(slot, ahead, whole=over), body)
+            self.own.answer(self._tell_answer(slot, ahead, whole=whole), body)
 
     def refuse(self, worker: int, error: Exception) -> None:
         """Answer a worker's pending request with an error."""

@@ -96,7 +96,7 @@ class Commits:
         )
         # A worker that goes on to evaluate or to save gets the weights as they are.
         spec, rate = cast("Any", self._shard_state.spec), self._served.rate
-        if commit is None or answer.over or not commit.staleness or spec.optimizers[0].name not in LOOKS_AHEAD:
+        if commit is None or answer.whole or not commit.staleness or spec.optimizers[0].name not in LOOKS_AHEAD:
             return work, ()
         # Its next push is assumed to miss as many commits as the last one did.
         share = commit.behind / commit.staleness

@@ -9,7 +9,6 @@ from evenstep.report.account.served import ServedTotals, served_summary_lines
 from evenstep.server.all_shards import AllShards
 from evenstep.telemetry import Recorder, events
 
-"""The column of the compute time in a worker's row."""
 TALLY_SECONDS: Final = 1.0
 """How often to record commits and bytes."""
 

@@ -270,7 +270,7 @@ class Primary:
             events.Pushed(
                 at=now,
                 version=self.version,
-                worker=arrival.worker,
+                worker=key[0],
                 claim=push.claim,
                 pulled=push.weights,
                 samples=push.samples,
@@ -336,7 +336,7 @@ class Primary:
         slot = self.shard_state.slots.get(answer.worker)
         workers = self.shard_state.settings.workers
         sizes = None if slot is None else slot.changed_sizes(self.coordinator.sizes.all(), workers)
-        self._shards.reply(answer.worker, *self._commits.answer(answer, sizes))
+        self._shards.reply(answer.worker, *self._commits.answer(answer, sizes), whole=answer.whole)
 
     def finish(self) -> None:
         """Record and save everything and print the summary, before the servers end."""

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -32,11 +32,8 @@ class ServerSlot:
         travels: Whether gradients come as the payload of a push, not in shared memory.
         sequence: The sequence of the latest request.
         connection: The connection to the worker; None while there is none.
-        version: The version of the worker's weights.
-        ahead: Whether these weights were moved along the momentum.
-        given: Whether they are in the weights buffer. They are not if a worker that joins again brought them.
+        version: The version of the worker's weights, as its latest request says.
         narrow: The format of messages on a narrow wire; None: messages are as they are in the buffers.
-        rounded: Whether the worker's weights are near those of the version, and not the same.
         receiving: Whether gradients are arriving now.
         views: Views of the gradients; None before the first push.
         sizes: The batch sizes that the worker was last sent.
@@ -50,7 +47,7 @@ class ServerSlot:
         self.connection: Connection | None = connection
         self.sequence = 0
         self.version = -1
-        self.ahead = self.given = self.rounded = self.receiving = False
+        self.receiving = False
         self.narrow = narrow
         self.views: MessageViews | None = None
         self.sizes: Mapping[int, int] | None = None
@@ -71,17 +68,15 @@ class ServerSlot:
         self._send_queue: queue.SimpleQueue[tuple[bytes, bool] | None] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
 
-    def give(self, version: int, ahead: Sequence[float], read: Callable[[torch.Tensor], None], *, whole: bool) -> bool:
-        """Prepare weights for the worker; `read` writes them into a message.
+    def give(self, which: tuple[float, ...], read: Callable[[torch.Tensor], None], *, rounds: bool) -> bool:
+        """Prepare weights for the worker; `read` writes them into a message. `which`: their version and look-ahead.
 
-        On a narrow wire, unless they have to be `whole`, the difference from the weights that the worker has travels.
-        They then move by what travels, so that the next difference has what rounding has left out.
+        If it `rounds`, on a narrow wire, the difference from the weights that the worker has travels. They then move by
+        what travels, so that the next difference has what rounding has left out.
 
         Returns:
             True if a message of weights travels. It does not if the worker's group server has them already.
         """
-        rounds = self.narrow is not None and self.given and not whole
-        self.version, self.ahead, self.given, self.rounded = version, any(ahead), True, rounds
         self._difference = None
         if self.narrow is not None and rounds:
             goal = torch.empty_like(self.weights)
@@ -92,7 +87,7 @@ class ServerSlot:
             read(self.weights)
             return True
         before = self._uplink.latest
-        self.weights = self._uplink.weights((version, *ahead), read)
+        self.weights = self._uplink.weights(which, read)
         return self.weights is not before
 
     def changed_sizes(self, sizes: Mapping[int, int], workers: int) -> tuple[int, ...] | None:

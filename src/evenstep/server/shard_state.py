@@ -235,7 +235,7 @@ class ShardState:
     def _computed_on(self, key: PushKey) -> "torch.Tensor | None":
         """Return the weights that the worker had (or newer ones, if exchanges overlap); None if they are not here."""
         slot = self.slots.get(key[0])
-        return slot.weights if slot is not None and slot.incarnation == key[1] and slot.given else None
+        return slot.weights if slot is not None and slot.incarnation == key[1] else None
 
     def give(self, worker: int, claims: Sequence[Claim]) -> None:
         """Answer the worker's request with these claims and without weights."""
@@ -254,15 +254,11 @@ class ShardState:
             return  # The worker has joined again, and another shard learned of it first.
         if command.sequence > slot.sequence:
             slot.take_in(command.sequence)  # A request without gradients is sent to shard 0 only.
-        # The worker may have staged its next request on another shard before this answer.
-        slot.version = command.has
-        other = slot.version != self.version or slot.ahead != any(ahead) or (command.whole and slot.rounded)
-        weights, narrow = self.version >= 0 and other, False
+        weights = self.version >= 0 and (command.whole or command.has != self.version)
+        narrow = weights and not command.whole and self.narrow is not None
         if weights:
-            moved = slot.give(
-                self.version, ahead, lambda message: self.shard.read_weights(message, ahead), whole=command.whole
-            )
-            narrow = slot.rounded
+            which = (self.version, *ahead)
+            moved = slot.give(which, lambda message: self.shard.read_weights(message, ahead), rounds=narrow)
             self.moved += moved * (self._part if narrow else 1.0)
         reply = NumberedReply(
             sequence=command.sequence, weights=weights, version=self.version, narrow=narrow, body=body

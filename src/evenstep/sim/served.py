@@ -63,7 +63,6 @@ class ServedRun:
             servers=scheme.served.servers,
             narrowing=NARROWING[scheme.served.wire],
         )
-        self._rounds = scheme.served.wire != "float32"
         self._free = self._network.free
         seed = derive_seed(scenario.cluster.seed, "exchange")
         spread = scenario.exchange_spread
@@ -353,11 +352,8 @@ class ServedRun:
             by_worker = self._coordinator.sizes.all()
             if self._log is not None:
                 self._log.planned(slot, by_worker)
-        # Weights that the worker already has are not sent again.
-        whole = answer.over or slot.version < 0
-        here = self._free or (answer.version == slot.version and not (whole and slot.rounded))
-        arrives = now if here else slot.pull_arrives(self._network, answer.version, now, whole=whole)
-        slot.rounded = slot.rounded if here else self._rounds and not whole
+        here = self._free or (answer.version == slot.version and not answer.whole)
+        arrives = now if here else slot.pull_arrives(self._network, answer.version, now, whole=answer.whole)
         if slot.asking:
             arrives += self._exchange.seconds(
                 worker=slot.number,

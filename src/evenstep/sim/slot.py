@@ -46,7 +46,6 @@ class VirtualSlot:
         blocked_since: The time when it began to wait for an answer; None if it does not wait.
         idle_since: The time when it ran out of samples; None if it has some.
         version: The version of its weights; `handed_out_on` is that of the weights that it computes on.
-        rounded: Whether its weights came over a narrow wire.
         commit: The commit of its last push, until it is recorded.
         pushed: For the log, the iteration whose push is under way.
         iterations, staleness: The number of iterations begun, and the total staleness of its pushes.
@@ -72,7 +71,6 @@ class VirtualSlot:
     idle_since: float | None = None
     version: int = -1
     handed_out_on: int = -1
-    rounded: bool = False
     load: float = 0
     began: float = 0.0
     entered: float = 0.0
@@ -91,7 +89,7 @@ class VirtualSlot:
         self.worker = worker
         self.here_since = self.idle_since = self.entered = now
         self.version = self.handed_out_on = -1
-        self.over = self.rounded = False
+        self.over = False
 
     def go(self, now: float) -> None:
         """The worker leaves, and work that it had not pushed is lost."""

@@ -191,6 +191,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert worker.asks is not None, f"{answer} to nothing that was asked"
         asked, worker.asks = worker.asks, None
         assert answer.version == self.version
+        assert answer.whole == (answer.over or not worker.versions)
         worker.versions = [*worker.versions, answer.version][-worker.remembered :]
         self.take(worker, answer.worker, answer.claims)
         if answer.over:

@@ -11,7 +11,7 @@ from support import served_faults, served_training
 from support.faulty import Fault
 from support.memory_servers import SAMPLES, Trial
 from support.processes import CONTEXT, results, run_workers
-from support.served import environment, run_served, server_events, serving
+from support.served import environment, outer_host, run_served, server_events, serving
 from support.training import Run
 
 from evenstep.core.errors import ConfigError
@@ -27,7 +27,7 @@ UNEVEN = {"samples": 187, "epochs": 2}
 EVERY = {Fault.DROP: 0.08, Fault.DUPLICATE: 0.08, Fault.DELAY: 0.06, Fault.REORDER: 0.08}
 
 
-@pytest.mark.parametrize("network", [False, True])
+@pytest.mark.parametrize("network", ["", "tcp", "tls"])
 @pytest.mark.parametrize(
     ("scheme", "optimizer"),
     [
@@ -39,7 +39,9 @@ EVERY = {Fault.DROP: 0.08, Fault.DUPLICATE: 0.08, Fault.DELAY: 0.06, Fault.REORD
 )
 def test_it_is_the_mathematics_of_one_process_that_rounds_alike(tmp_path, scheme, optimizer, network):
     run, parsed = Run(scheme=scheme, optimizer=optimizer, **UNEVEN), parse_scheme(scheme)
-    served = {"servers": parsed.served.servers, "network": network, "run_dir": tmp_path}
+    served = {"servers": parsed.served.servers, "network": bool(network), "run_dir": tmp_path}
+    if network == "tls":
+        served["listen"] = outer_host()
     values = results(run_served(served_training.train_in_periods, 3, run, **served))
     pushes = [(event.worker, event.pulled) for event in server_events(tmp_path, "push")]
     begun = {(event.worker, event.epoch): event.version for event in server_events(tmp_path, "begin")}

@@ -33,11 +33,6 @@ class Arrival:
     units: Final[float]
     row: Final[tuple[int, ...]]
 
-    @property
-    def worker(self) -> int:
-        """Rank of the worker that pushed."""
-        return self.key[0]
-
 
 @final
 @dataclass(slots=True, unsafe_hash=True)
@@ -76,6 +71,8 @@ class Answer:
         claims: further claims to compute on, in this order, besides those that it holds. If empty, nothing is left for
             it now: the pass has ended (`over`), or the worker may ask again once it holds nothing, and wait.
         over: whether the pass has ended.
+        whole: whether the worker gets these very weights: its first ones, and those with which all leave a pass. Others
+            may come looking ahead, or as a rounded difference from those that it has, and not at all if it has them.
         version: version of the weights.
         release: how long the worker was held; None if it was not.
     """
@@ -83,6 +80,7 @@ class Answer:
     worker: Final[int]
     claims: Final[tuple[Claim, ...]]
     over: Final[bool]
+    whole: Final[bool]
     version: Final[int]
     release: Final[Release | None] = None
 

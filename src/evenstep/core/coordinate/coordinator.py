@@ -326,10 +326,11 @@ class Coordinator:
         state = self._workers[worker]
         claims, state.fresh = tuple(state.fresh), []
         state.waits = False
+        whole = over or not state.answered
         state.answered.append((self.version, self.samples))
         if over:
             self.passes.leave(worker)
-        return Answer(worker, claims, over, self.version, release)
+        return Answer(worker, claims, over, whole, self.version, release)
 
     def state_dict(self) -> State:
         """The state from which a coordinator of the same scheme continues once its workers have joined again."""
