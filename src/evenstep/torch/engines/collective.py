@@ -411,9 +411,10 @@ class CollectiveEngine(Engine):
                 if "lr" in group and not isinstance(group["lr"], torch.Tensor):
                     rates.append(group["lr"])
         self._told = self.own
-        extra = () if self.own is None else (self.own.word,)
-        if self.workers.peers is not None and self.hand_outs.in_hand is not None:
-            extra = (self.hand_outs.in_hand.checksum,)
+        extra = [] if self.own is None else [self.own.word]
+        if self.workers.peers is not None:
+            batch = self.hand_outs.in_hand
+            extra.append(0 if batch is None else batch.checksum)
         return self._exchange.row(now, weighed=self._weighed, rates=rates, steps=self._steps, extra=extra)
 
     def _settle_weight(self) -> None:
