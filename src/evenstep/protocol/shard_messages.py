@@ -36,12 +36,6 @@ class ShardCommit(Record, frozen=True, kw_only=True):
     direct: Floats
 
 
-class ShardDiscard(Record, frozen=True, kw_only=True):
-    """Forget this push."""
-
-    key: PushKey
-
-
 class ShardLeave(Record, frozen=True, kw_only=True):
     """The worker has left. Only its `announced` pushes can still be committed."""
 
@@ -69,8 +63,6 @@ class ShardSnapshot(Record, frozen=True, kw_only=True):
     meanwhile: bool
 
 
-Command: TypeAlias = (
-    ShardAnswer | ShardCommit | ShardDiscard | ShardLeave | ShardInitialise | ShardRestore | ShardSnapshot
-)
+Command: TypeAlias = ShardAnswer | ShardCommit | ShardLeave | ShardInitialise | ShardRestore | ShardSnapshot
 
 COMMAND: Final = msgspec.msgpack.Decoder(Command)

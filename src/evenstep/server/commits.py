@@ -45,7 +45,8 @@ class Commits:
         given_by, options = self._given.get(worker, (None, ()))
         if given_by != incarnation:
             raise ProtocolError("a worker's first push has no options")
-        self._pushes[key] = options, push.norm
+        if push.samples:
+            self._pushes[key] = options, push.norm
 
     def forget(self, key: PushKey) -> None:
         """Forget a push that will not be committed."""

@@ -11,7 +11,6 @@ from evenstep.core.coordinate import (
     Arrival,
     Coordinator,
     CoordinatorCommand,
-    Discard,
     Given,
     Lost,
     Presence,
@@ -21,7 +20,7 @@ from evenstep.core.errors import ConfigError, DisagreementError, ProtocolError
 from evenstep.core.samples.pass_costs import PassCosts
 from evenstep.core.supervision import Why
 from evenstep.protocol.messages import PushGradients, SendWeights
-from evenstep.protocol.shard_messages import ShardDiscard, ShardInitialise, ShardLeave
+from evenstep.protocol.shard_messages import ShardInitialise, ShardLeave
 from evenstep.server.all_shards import AllShards
 from evenstep.server.commits import Commits
 from evenstep.server.journal import Journal
@@ -312,9 +311,6 @@ class Primary:
             for command in commands:
                 if isinstance(command, Apply):
                     self._shards.do(self._commits.make(command))
-                elif isinstance(command, Discard):
-                    self._shards.do(ShardDiscard(key=command.key))
-                    self._commits.forget(command.key)
                 elif isinstance(command, Answer):
                     self._answer(command)
                 elif isinstance(command, Given):

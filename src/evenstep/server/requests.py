@@ -129,7 +129,8 @@ class WorkerRequests:
 
     def _push(self, slot: ServerSlot, push: messages.PushGradients) -> None:
         key = (slot.worker, slot.incarnation, slot.sequence)
-        self._shard_state.stage(key)
+        if push.samples:
+            self._shard_state.stage(key)
         try:
             self._service.deciding.push(key, push)
         except (ConfigError, ProtocolError):

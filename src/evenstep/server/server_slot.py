@@ -86,9 +86,8 @@ class ServerSlot:
         if self._uplink is None:
             read(self.weights)
             return True
-        before = self._uplink.latest
-        self.weights = self._uplink.weights(which, read)
-        return self.weights is not before
+        self.weights, new = self._uplink.weights(which, read)
+        return new
 
     def changed_sizes(self, sizes: Mapping[int, int], workers: int) -> tuple[int, ...] | None:
         """Return the batch sizes of all workers; None if the worker was last sent the same."""

@@ -55,11 +55,10 @@ class ShardState:
         self.led = False
         self._encoded = b""
         self._shard: Shard | None = None
-        self._staged: dict[PushKey, MessageViews | None] = {}
+        self._staged: dict[PushKey, MessageViews] = {}
         self._operations: Final[dict[type, Callable[[Any], object]]] = {
             commands.ShardAnswer: self.answer,
             commands.ShardCommit: self.commit,
-            commands.ShardDiscard: lambda command: self.discard(command.key),
             commands.ShardLeave: lambda command: self.leave(command.worker, command.incarnation, command.announced),
             commands.ShardInitialise: self._initialise,
             commands.ShardRestore: lambda command: self.restore(command.version),
@@ -170,9 +169,9 @@ class ShardState:
     # Pushes.
 
     def stage(self, key: PushKey) -> None:
-        """Stage the worker's gradients, which are complete. A group server sends none with pushes that are empty."""
+        """Stage the worker's gradients, which are complete."""
         slot = self.slots[key[0]]
-        if slot.views is None and slot.gradients.numel():
+        if slot.views is None:
             slot.views = MessageViews(self.shard.layout, slot.gradients)
         self._staged[key] = slot.views
 
@@ -191,7 +190,7 @@ class ShardState:
         return True
 
     def discard(self, key: PushKey) -> None:
-        """Forget a push that is empty or will not be announced."""
+        """Forget a push that was refused."""
         self._staged.pop(key, None)
 
     def _discard_all(self, worker: int, incarnation: int, announced: Sequence[PushKey] = ()) -> None:
@@ -207,8 +206,8 @@ class ShardState:
         """Return the staged gradients and weights. A gradient that stands for several pushes occurs once."""
         found: dict[MessageViews, float] = {}
         for key, weight in pushes:
-            if (views := self._staged[key]) is not None:
-                found[views] = found.get(views, 0.0) + weight
+            views = self._staged[key]
+            found[views] = found.get(views, 0.0) + weight
         return list(found.items())
 
     def commit(self, command: commands.ShardCommit) -> None:

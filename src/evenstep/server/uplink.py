@@ -94,10 +94,11 @@ class Uplink:
         self._open_session = open_session
         self._receiving = receiving
         self._lines: dict[int, tuple[VirtualConnection, ServerSession]] = {}
-        self._weights: tuple[tuple[float, ...], torch.Tensor] | None = None
-        """The latest weights of any of its workers, with their version and look-ahead."""
-        self._sent = False
-        """True if the group server has these weights."""
+        self._which: tuple[float, ...] = ()
+        self._latest = torch.empty(0, dtype=torch.uint8)
+        """The latest weights of any of its workers; `_which` is their version and look-ahead."""
+        self._unsent: list[memoryview] = []
+        """These weights, until they are sent to the group server."""
 
     def take(self, message: Message) -> None:
         """Carry out a message of the group server.
@@ -119,26 +120,20 @@ class Uplink:
         for number in list(self._lines):
             self._end(group_messages.LineEnded(line=number))
 
-    @property
-    def latest(self) -> torch.Tensor | None:
-        """The latest message of weights."""
-        return None if self._weights is None else self._weights[1]
-
-    def weights(self, which: tuple[float, ...], read: Callable[[torch.Tensor], None]) -> torch.Tensor:
-        """Return a message of these weights, which `read` writes if they are not the latest."""
-        if self._weights is None or self._weights[0] != which:
+    def weights(self, which: tuple[float, ...], read: Callable[[torch.Tensor], None]) -> tuple[torch.Tensor, bool]:
+        """Return a message of these weights, and whether `read` has written it now, as they are not the latest."""
+        new = which != self._which
+        if new:
             # New memory, since the former message may still be in the send queue.
-            message = torch.empty(self._shard_state.nbytes, dtype=torch.uint8)
-            read(message)
-            self._weights, self._sent = (which, message), False
-        return self._weights[1]
+            self._which, self._latest = which, torch.empty(self._shard_state.nbytes, dtype=torch.uint8)
+            read(self._latest)
+            self._unsent = [memory_of(self._latest)]
+        return self._latest, new
 
     def unsent_weights(self) -> list[memoryview]:
         """Return the latest weights as a payload, and nothing if they were sent before."""
-        if self._sent or self._weights is None:
-            return []
-        self._sent = True
-        return [memory_of(self._weights[1])]
+        unsent, self._unsent = self._unsent, []
+        return unsent
 
     def _feed(self, said: group_messages.FromLine, message: Message) -> None:
         if said.line not in self._lines:

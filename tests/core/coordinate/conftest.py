@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.watched_sync import WatchedSync
 
-from evenstep.core.coordinate import Answer, Arrival, Coordinator, Discard, Given
+from evenstep.core.coordinate import Answer, Arrival, Coordinator, Given
 from evenstep.core.load import Equal
 from evenstep.core.samples.pass_costs import PassCosts
 from evenstep.core.sync import Regroup
@@ -15,7 +15,7 @@ class Run:
     """A coordinator with workers that push what they were given, first come first.
 
     Commands are told as `0: 0-4 5-8` (worker 0 is given two claims of these positions), `0 also: 8-12` (one more, while
-    it computes), `0: nothing`, `0: over`, `commit 0+1` (their pushes as one) and `discard 0`.
+    it computes), `0: nothing`, `0: over`, and `commit 0+1` (their pushes as one).
     """
 
     def __init__(
@@ -94,8 +94,6 @@ class Run:
         return [self._line(command) for command in commands]
 
     def _line(self, command):
-        if isinstance(command, Discard):
-            return f"discard {command.key[0]}"
         if isinstance(command, Regroup):
             return f"groups {command.groups}"
         if not isinstance(command, Answer | Given):

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from support.groupings import Restless
 from support.watched_sync import WatchedSync
 
-from evenstep.core.coordinate import Answer, Apply, Arrival, Bundle, Coordinator, Discard, Given
+from evenstep.core.coordinate import Answer, Apply, Arrival, Bundle, Coordinator, Given
 from evenstep.core.errors import DisagreementError, ProtocolError
 from evenstep.core.groups import ByRank, BySpeed, Progressive
 from evenstep.core.load import Equal, Experts, PerEpoch, Static
@@ -149,10 +149,6 @@ class AnyOrder(RuleBasedStateMachine):
         for command in commands or []:
             if isinstance(command, Apply):
                 self.update(command)
-            elif isinstance(command, Discard):
-                claim, _, _, samples = self.arrived.pop(command.key)
-                assert samples == 0
-                self.finish(claim)
             elif isinstance(command, Given):
                 self.take(self.workers[command.worker], command.worker, command.claims)
             elif not isinstance(command, Regroup):
@@ -237,7 +233,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.deliver(arrival)
 
     def deliver(self, arrival):
-        self.limits[arrival.worker].report(arrival.row[-1])
+        self.limits[arrival.key[0]].report(arrival.row[-1])
+        if not arrival.samples:  # Nothing is left to commit.
+            self.finish(self.arrived.pop(arrival.key)[0])
         self.send(lambda coordinator: coordinator.push(arrival, self.now))
 
     def answered(self, answer):
@@ -585,11 +583,11 @@ class TwoLevels(AnyOrder):
             del self.open[number][claim.number]
 
     def pass_on(self, arrival):
-        bundle = self.bundle_of(arrival.worker)
+        bundle = self.bundle_of(arrival.key[0])
         if bundle is None:
             super().pass_on(arrival)
             return
-        line = self.workers[arrival.worker].incarnation
+        line = self.workers[arrival.key[0]].incarnation
         bundle.push(line, arrival.samples, arrival.units)
         self.held_back[line] = arrival
         self.pass_on_what_is_due(bundle)

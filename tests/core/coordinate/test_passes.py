@@ -112,7 +112,7 @@ def test_with_two_claims_in_hand_an_iteration_under_a_barrier_is_still_a_slice(R
 def test_an_empty_push_is_discarded_and_its_samples_are_done_with(Run):
     run = Run(Unbounded(), workers=1, length=16)
     assert run.begin(0) == ["0: 0-8"]
-    assert run.push(0, samples=0) == ["discard 0", "0: 8-16"]
+    assert run.push(0, samples=0) == ["0: 8-16"]
     assert run.coordinator.claims.finished == 8
     assert (run.coordinator.version, run.coordinator.samples) == (0, 0)
 
@@ -120,10 +120,10 @@ def test_an_empty_push_is_discarded_and_its_samples_are_done_with(Run):
 def test_under_a_barrier_empty_pushes_are_waited_for_and_left_out(Run):
     run = Run(Barrier(), length=16)
     run.begin(0, 1)
-    assert run.push(0, samples=0) == ["discard 0"]
+    assert run.push(0, samples=0) == []
     assert run.push(1) == ["commit 1", "0: 8-12", "1: 12-16"]
-    assert run.push(0, samples=0) == ["discard 0"]
-    assert run.push(1, samples=0) == ["discard 1", "0: over", "1: over"]
+    assert run.push(0, samples=0) == []
+    assert run.push(1, samples=0) == ["0: over", "1: over"]
 
 
 def test_the_next_pass_begins_with_whoever_comes_first(Run):
@@ -326,7 +326,7 @@ def test_a_push_is_the_last_word_on_the_older_claims(Run):
     run.more(0, 2)
     assert run.push(0, skips=1) == ["commit 0", "0: 24-32"]
     assert run.coordinator.claims.finished == 16
-    assert run.push(0, skips=1, samples=0) == ["discard 0", "0: over"]
+    assert run.push(0, skips=1, samples=0) == ["0: over"]
 
 
 def test_a_worker_may_be_done_with_what_it_holds_without_a_push_and_the_rest_goes_back(Run):

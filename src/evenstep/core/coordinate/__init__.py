@@ -1,7 +1,7 @@
 """The decisions of parameter servers: one coordinator for *how far ahead*, the samples, the sizes and the epochs."""
 
 from evenstep.core.coordinate.bundle import Bundle, CombinedPush
-from evenstep.core.coordinate.commands import Answer, Apply, Arrival, CoordinatorCommand, Discard, Given, PushKey
+from evenstep.core.coordinate.commands import Answer, Apply, Arrival, CoordinatorCommand, Given, PushKey
 from evenstep.core.coordinate.coordinator import Coordinator
 from evenstep.core.coordinate.presence import Lost, Presence
 
@@ -13,7 +13,6 @@ __all__ = [
     "CombinedPush",
     "Coordinator",
     "CoordinatorCommand",
-    "Discard",
     "Given",
     "Lost",
     "Presence",

@@ -55,13 +55,6 @@ class Apply:
 
 
 @final
-class Discard(NamedTuple):
-    """Forget this staged push: it was empty."""
-
-    key: PushKey
-
-
-@final
 @dataclass(slots=True, unsafe_hash=True)
 class Answer:
     """Answer this worker, with the weights as they are now.
@@ -93,4 +86,4 @@ class Given(NamedTuple):
     claims: tuple[Claim, ...]
 
 
-CoordinatorCommand: TypeAlias = Apply | Discard | Answer | Given | Regroup
+CoordinatorCommand: TypeAlias = Apply | Answer | Given | Regroup

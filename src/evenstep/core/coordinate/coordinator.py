@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import cast, final
 
-from evenstep.core.coordinate.commands import Answer, Apply, Arrival, CoordinatorCommand, Discard, Given, PushKey
+from evenstep.core.coordinate.commands import Answer, Apply, Arrival, CoordinatorCommand, Given, PushKey
 from evenstep.core.coordinate.passes import Passes
 from evenstep.core.coordinate.sizes import Sizes
 from evenstep.core.coordinate.worker import JoinedWorker, hand_out
@@ -162,13 +162,11 @@ class Coordinator:
             state.finish(self.claims, older)
         del state.claims[0]
         self.sizes.observe(worker, arrival.row)
-        commands: list[CoordinatorCommand] = []
         if samples:
             self._pending[worker, iteration] = arrival, samples_seen
         else:
             self.claims.finish(worker, claim)
-            commands.append(Discard(key))
-        commands += self._carry_out(decided, now)
+        commands = self._carry_out(decided, now)
         if self._resting or self._ended or not self.passes.inside:
             commands += self._go_on(now)
         return commands
