@@ -135,7 +135,7 @@ def _own_loader(request: RunRequest, workers: Workers, scheme: Scheme) -> _OwnLo
         "global_batch_size": request.global_batch_size,
         **({"own_length": order.length} if request.private else common),
         "sampler": None if order.sampler is None else type(order.sampler).__name__,
-        "drawn": order.sketch() if compared else None,
+        "drawn": order.sketch(in_order=scheme.served is not None) if compared else None,
         "replacement": order.pieces is not None and order.pieces.replacement,
         "shuffle": order.shuffle,
         "seed": order.seed,

@@ -1,10 +1,11 @@
 """The order of an epoch against torch's own DistributedSampler, which deals its samples out in turn."""
 
 import itertools
+import random
 
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
 from evenstep.torch.data.order import order_of
 from evenstep.torch.processes.workers import Workers
@@ -42,3 +43,24 @@ def test_without_drop_last_the_order_is_that_of_torchs_sampler_without_its_paddi
 def test_with_drop_last_every_sample_has_its_turn():
     seen = set().union(*(drawn(61, 8, epoch, drop_last=True) for epoch in range(40)))
     assert seen == set(range(61))
+
+
+class Shuffled(Sampler):
+    """A sampler with a generator of its own."""
+
+    def __init__(self, seed):
+        self.generator = random.Random(seed)
+
+    def __len__(self):
+        return 61
+
+    def __iter__(self):
+        return iter(self.generator.sample(range(61), 61))
+
+
+def test_a_sampler_that_is_not_seeded_alike_on_all_workers_differs_only_where_they_draw_without_each_other():
+    alone = Workers(rank=0, count=2, host="here", timeout_seconds=1.0)
+    orders = [order_of(DataLoader(range(61), sampler=Shuffled(seed)), alone, seed=0) for seed in (0, 0, 1)]
+    one, same, other = (order.sketch(in_order=True) for order in orders)
+    assert one == same != other
+    assert len({order.sketch(in_order=False) for order in orders}) == 1

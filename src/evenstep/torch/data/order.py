@@ -124,18 +124,18 @@ class EpochOrder:
             ends=None if ends is None else _of_first(ends, records[0]["lists"], workers),
         )
 
-    def sketch(self) -> str | None:
-        """A digest of the user's own sampler's first draw, in any order; None if there is no such sampler.
+    def sketch(self, *, in_order: bool) -> str | None:
+        """A digest of the user's own sampler's first draw, in any order or in its own; None without such a sampler.
 
-        Workers compare it: a sampler that gives each worker its own part would leave the others out. A copy
-        draws, so that the sampler itself does not advance.
+        Workers compare it: a sampler that gives each worker its own part would leave the others out. The order counts
+        where workers draw without each other, on servers. A copy draws, so that the sampler itself does not advance.
 
         Raises:
             ConfigError: As for `draw`.
         """
         if self.sampler is None:
             return None
-        return cast("str", replace(self, sampler=copied(self.sampler))._given(0).record["drawn"])
+        return replace(self, sampler=copied(self.sampler))._given(0).digest(in_order=in_order)
 
     def _given(self, epoch: int) -> Drawn:
         """The sampler's draw in this process."""
