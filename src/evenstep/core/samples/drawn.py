@@ -28,13 +28,9 @@ class Drawn:
         """The number of samples in the shortest list, if a batch sampler gave lists."""
         return UNLIMITED if self.ends is None else int(np.diff(self.ends, prepend=0).min())
 
-    def digest(self, *, in_order: bool) -> str:
-        """A description of the indices: which they are, in this order or in any."""
-        samples = cast("IntArray", self.indices)
-        samples = samples if in_order else np.sort(samples)
-        return f"{len(samples)} samples, checksum {zlib.crc32(samples.tobytes()):08x}"
-
     @property
     def record(self) -> dict[str, object]:
         """The description of the indices that workers exchange: which they are, in any order, and how many lists."""
-        return {"drawn": self.digest(in_order=False), "lists": None if self.ends is None else len(self.ends)}
+        samples = np.sort(cast("IntArray", self.indices))
+        lists = None if self.ends is None else len(self.ends)
+        return {"drawn": f"{len(samples)} samples, checksum {zlib.crc32(samples.tobytes()):08x}", "lists": lists}

@@ -1,5 +1,6 @@
 """The order of an epoch's samples: position p of epoch e is dataset index `order(e)[p]` on every worker."""
 
+import zlib
 from array import array
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, replace
@@ -135,7 +136,9 @@ class EpochOrder:
         """
         if self.sampler is None:
             return None
-        return replace(self, sampler=copied(self.sampler))._given(0).digest(in_order=in_order)
+        drawn = replace(self, sampler=copied(self.sampler))._given(0)
+        order = f" in their order {zlib.crc32(cast('IntArray', drawn.indices).tobytes()):08x}" if in_order else ""
+        return f"{drawn.record['drawn']}{order}"
 
     def _given(self, epoch: int) -> Drawn:
         """The sampler's draw in this process."""
