@@ -37,6 +37,14 @@ def runs(tmp_path_factory):
     return {**json.loads(done.stdout.splitlines()[-1]), "folder": folder}
 
 
+def test_a_config_without_a_scheme_takes_the_one_in_the_environment(monkeypatch):
+    monkeypatch.setenv("EVENSTEP_SCHEME", "ssp:bound=3")
+    assert ray_runs.EvenstepConfig().environment["EVENSTEP_SCHEME"] == "ssp:bound=3"
+    assert ray_runs.EvenstepConfig(scheme="dbs").environment["EVENSTEP_SCHEME"] == "dbs"
+    monkeypatch.delenv("EVENSTEP_SCHEME")
+    assert "EVENSTEP_SCHEME" not in ray_runs.EvenstepConfig().environment
+
+
 def alone():
     """The weights after one process has trained on the global batches."""
     model, data = ray_runs.task()

@@ -39,8 +39,7 @@ class EvenstepConfig(TorchConfig):
     without `run_dir` the run starts over.
 
     Attributes:
-        scheme: Such as `ssp:bound=3`; by default `EVENSTEP_SCHEME` where the trainer is made. None for the script's
-            own, else the default.
+        scheme: Such as `ssp:bound=3`; `EVENSTEP_SCHEME` unless given; None for the script's own, else the default.
         run_dir: The run directory, on a file system that all nodes share.
         wait_seconds: How long a worker waits for another; None for the default.
     """
