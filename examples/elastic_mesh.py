@@ -16,7 +16,7 @@ import evenstep
 dist.init_process_group("gloo")  # Of this replica alone.
 mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
 torch.manual_seed(0)
-inputs = torch.randn(20_000, 64)
+inputs = torch.randn(10_000, 64)
 dataset = TensorDataset(inputs, inputs.sin())
 model = torch.nn.Sequential(torch.nn.Linear(64, 4096), torch.nn.Tanh(), torch.nn.Linear(4096, 64))
 parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})

@@ -46,8 +46,8 @@ class Outcome:
     left: list = field(default_factory=list)
 
     def seconds(self, cell):
-        """From the fault to the next step that counted, after the one which the victim was about to take."""
-        at, taken = max(self.fired.values()), STEP if cell.moment == "commit" else -1
+        """From the fault to the next step that counted, after those which the victim had taken or was about to."""
+        at, taken = max(self.fired.values()), {"commit": STEP, "mid-epoch": STEP - 1}.get(cell.moment, -1)
         return (
             min(line["at"] for line in self.steps if line["counted"] and line["at"] > at and line["step"] > taken) - at
         )
