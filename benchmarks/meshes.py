@@ -59,21 +59,21 @@ def main():
     figures = [
         *(
             record.figure(f"{model} x TP, of the ideal", [rate / IDEAL for rate in rates[model, True]], goal=">= 0.93")
-            for model inMESHES
+            for model in MESHES
         ),
         *(
             record.figure(
                 f"{model} x TP, of the ideal with its own time per step",
                 [ours / _ideal(plain) for ours, plain in zip(rates[model, True], rates[model, False], strict=True)],
             )
-            for model inMESHES
+            for model in MESHES
         ),
         *(
             record.figure(
                 f"{model} x TP, times {model} x TP without evenstep",
                 [ours / plain for ours, plain in zip(rates[model, True], rates[model, False], strict=True)],
             )
-            for model inMESHES
+            for model in MESHES
         ),
     ]
     record.publish(
