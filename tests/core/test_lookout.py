@@ -1,5 +1,7 @@
 """Which workers are waited for in vain, with given times."""
 
+from dataclasses import replace
+
 from evenstep.core.activity import Doing, Pulse, Seen
 from evenstep.core.lookout import Lookout
 
@@ -237,3 +239,13 @@ def test_after_a_failure_one_that_has_come_less_far_for_long_is_named_and_otherw
     for other in (short, does(Doing.WAITING)):
         said = after_failure({1: does(Doing.WAITING), 2: other})
         assert said.startswith("a collective failed although every worker is alive")
+
+
+def test_one_that_left_the_loop_alone_is_named_and_not_those_that_it_keeps_waiting():
+    """As under FSDP: its next passes meet those of the others for a while."""
+    computes = Seen(doing=Doing.COMPUTING, iteration=5, seconds=12.0)
+    said = after_failure({1: computes, 2: replace(computes, left=4)})
+    assert said.startswith(
+        "worker 2 left the loop over the loader after iteration 4, and worker 1 did not: leave it on"
+    )
+    assert "left the loop over" not in after_failure({1: replace(computes, left=4), 2: replace(computes, left=4)})

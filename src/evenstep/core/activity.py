@@ -47,11 +47,15 @@ _ORDER = {Doing.FETCHING: 1, Doing.COMPUTING: 2, Doing.HEARING: 3, Doing.COUNTIN
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A main thread's activity, for how many `seconds`, and in (or after) which iteration; -1 before the first."""
+    """A main thread's activity, for how many `seconds`, and in (or after) which iteration; -1 before the first.
+
+    `left`: the iteration after which it last left a loop over the loader; -1 if it never has.
+    """
 
     doing: Doing
     iteration: int
     seconds: float
+    left: int = -1
 
     def __str__(self) -> str:
         """The rest of a sentence that begins with the worker.
@@ -82,7 +86,8 @@ class Pulse:
 
     def to_text(self) -> str:
         """Return the pulse as JSON."""
-        return json.dumps([self.beats, self.seen.doing, self.seen.iteration, round(self.seen.seconds, 3)])
+        seen = self.seen
+        return json.dumps([self.beats, seen.doing, seen.iteration, round(seen.seconds, 3), seen.left])
 
     @classmethod
     def from_text(cls, text: str) -> Self:
@@ -92,8 +97,8 @@ class Pulse:
         >>> Pulse.from_text(pulse.to_text()) == pulse
         True
         """
-        beats, doing, iteration, seconds = json.loads(text)
-        return cls(beats=beats, seen=Seen(doing=Doing(doing), iteration=iteration, seconds=seconds))
+        beats, doing, iteration, seconds, left = json.loads(text)
+        return cls(beats=beats, seen=Seen(doing=Doing(doing), iteration=iteration, seconds=seconds, left=left))
 
 
 FIRST_PULSE = Pulse(beats=0, seen=Seen(doing=Doing.PREPARING, iteration=-1, seconds=0.0))

@@ -122,12 +122,13 @@ class Lookout:
 
     def _late(self, own: Seen, now: float) -> str | None:
         """A sentence about living workers that keep all others waiting for longer than the limit."""
-        seen = {self.rank: own, **self._others_seen(now)}
+        everyone = {self.rank: own, **self._others_seen(now)}
+        seen = dict(everyone)
         late = {worker: seen.pop(worker) for worker in behind(seen)}
         if not late or any(each.doing not in WAITS for each in seen.values()):
             return None
         stuck = all(min(now - self._since, each.seconds) > self._limit_seconds(each) for each in late.values())
-        return _kept_waiting(late) if stuck else None
+        return _left_alone(everyone) or _kept_waiting(late) if stuck else None
 
     def after_failure(self, own: Seen, before: Mapping[int, Pulse], after: Mapping[int, Pulse]) -> str:
         """A sentence about the worker because of which a collective has failed.
@@ -141,6 +142,8 @@ class Lookout:
                 " look at its output, then start again"
             )
         seen = {self.rank: own, **{worker: pulse.seen for worker, pulse in after.items()}}
+        if alone := _left_alone(seen):
+            return alone
         waited_for = behind(seen, least_seconds=self.timeout_seconds / 4)
         if others := [worker for worker in waited_for if worker != self.rank]:
             return _kept_waiting({worker: seen[worker] for worker in others})
@@ -191,6 +194,21 @@ class Lookout:
 def needs_all(own: Seen) -> bool:
     """True if a main thread waits for the other workers, or may do so, and not only for a moment."""
     return own.doing in _NEEDS_ALL and own.seconds > _STANDS_SECONDS
+
+
+def _left_alone(seen: Mapping[int, Seen]) -> str | None:
+    """A sentence about workers that left a loop in which others are in a later iteration; None if there are none."""
+    last = max(each.left for each in seen.values())
+    stayed = [
+        worker for worker, each in seen.items() if each.left < last < each.iteration and each.doing is Doing.COMPUTING
+    ]
+    if not stayed:
+        return None
+    left = sorted(worker for worker, each in seen.items() if each.left == last)
+    return (
+        f"{name_workers(left)} left the loop over the loader after iteration {last}, and {name_workers(sorted(stayed))}"
+        " did not: leave it on all workers after the same batch"
+    )
 
 
 def _kept_waiting(seen: Mapping[int, Seen]) -> str:

@@ -14,6 +14,7 @@ class Activity:
 
     Attributes:
         now: Its activity, in or after which iteration, and since when by the clock.
+        left: The iteration after which it last left a loop over the loader; -1 if it never has.
 
     Args:
         clock: Returns seconds that do not go back.
@@ -22,6 +23,7 @@ class Activity:
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
         self.now = (Doing.PREPARING, -1, clock())
+        self.left = -1
 
     def mark(self, doing: Doing, iteration: int) -> None:
         """Note that the main thread does this from now on, in or after this iteration."""
@@ -45,4 +47,4 @@ class Activity:
     def read(self) -> Seen:
         """Return what the main thread does at this moment."""
         doing, iteration, since = self.now
-        return Seen(doing=doing, iteration=iteration, seconds=self._clock() - since)
+        return Seen(doing=doing, iteration=iteration, seconds=self._clock() - since, left=self.left)

@@ -329,6 +329,7 @@ class Tracker:
 
     def leave_loop(self) -> None:
         """Called when the script has left its loop after the current iteration."""
+        self.activity.left = self._number - 1
         self.activity.mark(Doing.LEFT, self._number - 1)
 
     def learn(self) -> None:
