@@ -164,8 +164,7 @@ def _closed_form(regime, scheme, segment, tracks, window):
 
     def seconds(worker, iterations):
         return [
-            disturbance.seconds(worker=worker, iteration=k, batch_size=SIZE, natural_seconds=0.0, now=0.0)
-            for k in iterations
+            disturbance.seconds(worker=worker, iteration=k, batch_size=SIZE, natural_seconds=0.0) for k in iterations
         ]
 
     if scheme == ASP:

@@ -42,11 +42,7 @@ class DeviceHold:
     wait: Callable[[float], None] = time.sleep
     iterations: int = 0
     overruns: int = 0
-    _created: float = field(init=False)
     _handed_out: tuple[float, int] | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        self._created = self.clock()
 
     def handed_out(self, batch_size: int) -> None:
         """A batch of this many samples is in hand: its compute begins."""
@@ -61,14 +57,12 @@ class DeviceHold:
         if self._handed_out is None:
             raise RuntimeError("backward came without a batch: call handed_out(batch_size) when the batch is in hand")
         (began, batch_size), self._handed_out = self._handed_out, None
-        now = self.clock()
-        elapsed = now - began
+        elapsed = self.clock() - began
         due = self.disturbance.seconds(
             worker=self.worker,
             iteration=self.iterations,
             batch_size=batch_size,
             natural_seconds=elapsed,
-            now=now - self._created,
         )
         self.iterations += 1
         if due > elapsed:

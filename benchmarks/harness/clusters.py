@@ -90,7 +90,7 @@ def slowness(cluster, iterations, batch_size=1):
         [
             [
                 disturbance.seconds(
-                    worker=worker, iteration=k, batch_size=batch_size, natural_seconds=0.0, now=0.0
+                    worker=worker, iteration=k, batch_size=batch_size, natural_seconds=0.0
                 ) / plain[worker]
                 for worker in range(len(cluster))
             ]
@@ -105,7 +105,7 @@ def emulated_seconds(cluster, sizes):
     return np.array(
         [
             [
-                disturbance.seconds(worker=worker, iteration=k, batch_size=int(size), natural_seconds=0.0, now=0.0)
+                disturbance.seconds(worker=worker, iteration=k, batch_size=int(size), natural_seconds=0.0)
                 for worker, size in enumerate(row)
             ]
             for k, row in enumerate(sizes)

@@ -98,9 +98,7 @@ def _train(rank, segment, seed):
         loss.backward()
         optimizer.step()
         now = time.perf_counter() - began
-        compute = disturbance.seconds(
-            worker=rank, iteration=len(track.ended), batch_size=len(x), natural_seconds=0.0, now=0.0
-        )
+        compute = disturbance.seconds(worker=rank, iteration=len(track.ended), batch_size=len(x), natural_seconds=0.0)
         track.add(now, len(x), compute)
         if now >= segment.seconds:
             break

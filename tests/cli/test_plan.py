@@ -150,7 +150,7 @@ def test_one_workers_device_becomes_a_cluster_file_that_describes_it(tmp_path, c
         assert 0.02 + 0.002 * samples == pytest.approx(seconds, rel=0.3)
     described = parse_cluster(cluster.read_text())
     assert described.largest_batch(0) == 17
-    seconds = described.disturbance().seconds(worker=0, iteration=0, batch_size=32, natural_seconds=0.0, now=0.0)
+    seconds = described.disturbance().seconds(worker=0, iteration=0, batch_size=32, natural_seconds=0.0)
     assert seconds == pytest.approx(0.084, rel=0.3)
     assert main(["simulate", str(cluster), "--schemes", "bsp", "--batch-size", "8", "--json"]) == 0
 

@@ -80,9 +80,7 @@ WORKER = "[[workers]]\n"
 
 def seconds(cluster: Cluster, *, worker: int, iteration: int = 0, batch_size: int = 32) -> float:
     """The seconds of one iteration whose natural compute is one second."""
-    return cluster.disturbance().seconds(
-        worker=worker, iteration=iteration, batch_size=batch_size, natural_seconds=1.0, now=0.0
-    )
+    return cluster.disturbance().seconds(worker=worker, iteration=iteration, batch_size=batch_size, natural_seconds=1.0)
 
 
 def test_everything_a_file_may_say_is_read() -> None:
@@ -128,9 +126,7 @@ def test_a_worker_takes_its_device_s_time_and_then_its_disturbances_in_their_ord
     factor = 3 if 150 in episode.episode(worker=3, number=0) else 1
     assert seconds(cluster, worker=0) == pytest.approx(0.01 + 32 * 0.00072)
     assert seconds(cluster, worker=3, iteration=150) == pytest.approx(0.1747197 * factor * 4)
-    noise = (
-        cluster.workers[5].disturbances[1].seconds(worker=5, iteration=1, batch_size=1, natural_seconds=1.0, now=0.0)
-    )
+    noise = cluster.workers[5].disturbances[1].seconds(worker=5, iteration=1, batch_size=1, natural_seconds=1.0)
     assert seconds(cluster, worker=5, iteration=1) == pytest.approx(2.5 * noise * 2.5 + 0.05)
 
 

@@ -52,7 +52,7 @@ def test_a_worker_is_simulated_with_its_times_in_their_order():
     cluster = survey(worker(), worker(1, more=True)).cluster
     assert [cluster.largest_batch(0), cluster.largest_batch(1)] == [32, 2**31 - 1]
     seconds = [
-        cluster.workers[0].disturbance().seconds(worker=0, iteration=at, batch_size=8, natural_seconds=0.0, now=0.0)
+        cluster.workers[0].disturbance().seconds(worker=0, iteration=at, batch_size=8, natural_seconds=0.0)
         for at in range(4)
     ]
     assert seconds == pytest.approx([0.02, 0.04, 0.02, 0.02])

@@ -9,10 +9,7 @@ def test_an_iteration_of_bsp_takes_as_long_as_its_slowest_worker(devices, run):
     cluster = devices(1, 2, 7, fixed_ms=3, more=JITTER, disturb='"noise"')
     result = run(cluster, "bsp", batch=48, iterations=50)
     slowest = [
-        max(
-            cluster.disturbance().seconds(worker=w, iteration=k, batch_size=16, natural_seconds=0.0, now=0.0)
-            for w in range(3)
-        )
+        max(cluster.disturbance().seconds(worker=w, iteration=k, batch_size=16, natural_seconds=0.0) for w in range(3))
         for k in range(50)
     ]
     assert result.seconds == pytest.approx(sum(slowest), rel=1e-12)

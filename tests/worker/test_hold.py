@@ -6,27 +6,14 @@ from evenstep.cluster.slowness import AffineCurve, Constant, Device
 from evenstep.worker.hold import Hold
 
 
-class Clock:
-    """Time that passes when it is waited for."""
-
-    def __init__(self):
-        self.waits = []
-
-    def __call__(self):
-        return 0.0
-
-    def wait(self, seconds):
-        self.waits.append(seconds)
-
-
 @pytest.mark.parametrize("disturbance", [Constant(factor=3.0), Device(curve=AffineCurve(seconds_per_sample=0.75))])
 def test_what_has_been_computed_so_far_is_slowed_as_in_the_last_iteration(disturbance):
-    clock = Clock()
-    hold = Hold(disturbance=disturbance, worker=0, largest_batch=8, clock=clock, wait=clock.wait)
+    waits = []
+    hold = Hold(disturbance=disturbance, worker=0, largest_batch=8, wait=waits.append)
     for number in range(2):
         hold.begin_iteration()
         hold.so_far(0.5)
-        held = sum(clock.waits) - 2.0 * number
+        held = sum(waits) - 2.0 * number
         hold.so_far(0.5 + held)
         hold.until_due(iteration=number, batch_sizes=[4], elapsed_seconds=1.0 + held)
-    assert clock.waits == [2.0, 1.0, 1.0]
+    assert waits == [2.0, 1.0, 1.0]

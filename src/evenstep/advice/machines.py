@@ -185,8 +185,7 @@ def described_machines(
             )
         usual, disturbed = each.device.curve.seconds(equal), each.disturbance()
         seconds = [
-            disturbed.seconds(worker=rank, iteration=at, batch_size=equal, natural_seconds=usual, now=0.0)
-            for at in range(count)
+            disturbed.seconds(worker=rank, iteration=at, batch_size=equal, natural_seconds=usual) for at in range(count)
         ]
         factors = np.array(seconds) / usual
         at_equal.append(usual * factors)

@@ -94,7 +94,7 @@ def parse_cluster(text: str, *, name: str = "cluster file") -> Cluster:
     ... ''')
     >>> len(cluster), cluster.largest_batch(0), cluster.workers[0].host.link.latency_seconds
     (4, 169, 0.0001)
-    >>> cluster.disturbance().seconds(worker=2, iteration=0, batch_size=2, natural_seconds=0.0, now=0.0)
+    >>> cluster.disturbance().seconds(worker=2, iteration=0, batch_size=2, natural_seconds=0.0)
     0.014
     """
     with naming(name):

@@ -19,7 +19,7 @@ from evenstep.core.load.static import Static
 from evenstep.core.load.time_models import TimeModelsPolicy
 from evenstep.schemes.given_sizes import ByKey, Sizes
 from evenstep.schemes.recipe import parse_scheme, recipe, sizes_of
-from evenstep.schemes.scheme import Clip, NonfiniteSum, OptimizerName, Outer, Scheme, Served, ServerCount, Wire, one_of
+from evenstep.schemes.scheme import Clip, NonfiniteSum, OptimizerName, Outer, Scheme, Served, ServerCount, Wire
 
 MicroBatch: TypeAlias = Annotated[
     int | None,
@@ -55,7 +55,6 @@ def bsp(
 
     When to use it: all workers are equally fast. When not: any worker is slower, since all run at its speed.
     """
-    one_of("engine", engine, ("collective", "server"))
     if engine == "server":
         sizes = Equal() if load is None else sizes_of("bsp", load).load
         return Scheme(
@@ -103,7 +102,6 @@ def lb_bsp(
     When to use it: some workers are slower than others, always or for a few iterations at a time. When not: slowness
     changes in every iteration; it cannot be predicted, and sizes stay about equal.
     """
-    one_of("tuner", tuner, ("experts", "solver", "pairwise"))
     step = _step_of_sizes(multiple, micro_batch)
     if tuner != "experts" and (predictor, change_cost) != ("experts", None):
         raise ConfigError(f"tuner={tuner} uses no predictor: leave out predictor and change_cost, or the tuner")
@@ -216,7 +214,6 @@ def diloco(
     When to use it: communication is slow, and the models are large enough that momentum matters. When not: `local-sgd`
     averages Adam's moments too, which is closer to one process if the period is short.
     """
-    one_of("outer", outer, ("nesterov", "momentum", "sgd"))
     sizes = sizes_of("diloco", "lb-bsp" if steps == "speed" and load == "bsp" else load)
     momentum = 0.0 if outer == "sgd" else outer_momentum
     rule = Outer(

@@ -10,7 +10,7 @@ from evenstep.core.shown import shown
 from evenstep.core.sync import Grouped
 from evenstep.schemes.given_sizes import is_number
 from evenstep.schemes.recipe import recipe, scheme_within, sizes_of
-from evenstep.schemes.scheme import Clip, Nonfinite, OptimizerName, PushTo, Rate, Scheme, Served, ServerCount, one_of
+from evenstep.schemes.scheme import Clip, Nonfinite, OptimizerName, PushTo, Rate, Scheme, Served, ServerCount
 
 _MAX_RANKS: Final = 2**16
 """The most ranks in a range, more than any run has."""
@@ -58,7 +58,6 @@ def grouped(
     When to use it: a few workers are much slower than the others, or hosts are far apart. When not: differences of
     speed last, and sizes can even them out (`lb_bsp`).
     """
-    one_of("by", by, ("rank", "speed"))
     sizes, between = _inside(inside), _across(across)
     return Scheme(
         load=sizes.load,

@@ -28,7 +28,7 @@ from evenstep.core.nearest import nearest
 from evenstep.core.shown import shown
 from evenstep.core.values import UNLIMITED
 from evenstep.schemes.given_sizes import read_sizes, text_of
-from evenstep.schemes.scheme import LOCAL_STEPS, Scheme, Served
+from evenstep.schemes.scheme import LOCAL_STEPS, Scheme, Served, one_of
 
 P = ParamSpec("P")
 
@@ -220,7 +220,7 @@ def require_type(value: object, parameter: inspect.Parameter, scheme: str) -> An
     """Return the value if it matches the annotation of this scheme's parameter; NumPy's integers become Python's.
 
     Raises:
-        ConfigError: It does not, or is an implausibly large whole number.
+        ConfigError: It does not, is none of the words of a `Literal`, or is an implausibly large whole number.
     """
     types = _types_of(parameter)
     if Sequence in types:
@@ -230,6 +230,8 @@ def require_type(value: object, parameter: inspect.Parameter, scheme: str) -> An
         if {int, float} & types and abs(int(value)) <= UNLIMITED:
             return int(value)
     elif type(value) in types or isinstance(value, tuple(types - {int, bool})):
+        if get_origin(parameter.annotation) is Literal:
+            one_of(parameter.name, cast("str", value), get_args(parameter.annotation))
         return value
     raise ConfigError(_refusal(value, parameter, scheme))
 
@@ -333,7 +335,7 @@ def _refusal(value: object, parameter: inspect.Parameter, scheme: str) -> str:
 
 
 def _types_of(parameter: inspect.Parameter) -> set[type]:
-    """The types that an annotation allows; a `Literal` of words counts as text, and the recipe checks the word."""
+    """The types that an annotation allows; a `Literal` of words counts as text."""
     kind = parameter.annotation
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else [kind]
     return {str if get_origin(each) is Literal else get_origin(each) or each for each in kinds}

@@ -4,7 +4,7 @@ from typing import Annotated, Any, TypeAlias, Unpack
 
 from evenstep.core.sync import Bounded, Dynamic, Sync, Unbounded
 from evenstep.schemes.recipe import recipe, sizes_of
-from evenstep.schemes.scheme import LOCAL_STEPS, LocalStepOptions, Outer, Scheme, Served, one_of
+from evenstep.schemes.scheme import LOCAL_STEPS, LocalStepOptions, Outer, Scheme, Served
 
 Sizes: TypeAlias = Annotated[
     Scheme | str,
@@ -72,7 +72,6 @@ def on_servers(recipe: str, sync: Sync, load: Scheme | str, **options: Unpack[Lo
     """The scheme of this sync on servers, where workers push every gradient, or the change of a period."""
     local: dict[str, Any] = {name: options.pop(name, usual) for name, usual in LOCAL_STEPS.items()}  # type: ignore[misc]
     period, steps, kind, rate, momentum = local.values()
-    one_of("outer", kind, ("sgd", "delayed", "nesterov"))
     outer = None
     if local != {**LOCAL_STEPS, "steps": steps}:
         outer = Outer(rate=rate, momentum=0.0 if kind == "sgd" else momentum, delayed=kind == "delayed")

@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 from evenstep.core.fragments import due_fragments, leaving_fragments
 from evenstep.core.load.limits import SizeLimits
-from evenstep.core.samples import CostSharing, PerSample
+from evenstep.core.samples import CostSharing, EpochCosts, Lookahead, PerSample, Share
 from evenstep.core.values import Basis, IntArray, Reports
 from evenstep.schemes.scheme import NARROWING
 from evenstep.sim.log import Log
 from evenstep.sim.network import Network
-from evenstep.sim.parts import IterationParts, Parts
+from evenstep.sim.parts import Parts, parts_by_count, parts_by_position
 from evenstep.sim.result import SimulatedRun, SimulatedWorker
 from evenstep.sim.scenario import Scenario
 from evenstep.sim.worker import VirtualWorker
@@ -83,34 +83,37 @@ class CollectiveRun:
         return self._result()
 
     def _run_epoch(self, iterations: int) -> None:
-        parts, scheme = self._parts(), self._scenario.scheme
-        while self._number < iterations and (part := parts.take()) is not None:
-            self._compute_on(part)
+        scheme, ledger, minimum = self._scenario.scheme, self._scenario.ledger(), int(self._problem.minimum[0])
+        costs = None if self._costs is None else self._costs.of_epoch(self._epoch)
+        sharing = None if costs is None or not self._scenario.by_cost else self._sharing(costs, minimum)
+        slices = Lookahead(ledger, worker=0, sizes=self._allocate, depth=0, minimum=minimum, sharing=sharing)
+        while self._number < iterations and (share := slices.share()) is not None:
+            if costs is None:
+                parts = parts_by_count(share.sizes, minimum, scheme.micro_batch)
+            else:
+                parts = parts_by_position(share, slices.all_positions, costs, sharing, scheme.micro_batch)
+            slices.advance()
+            self._compute_on(share, parts)
             period, fragments = scheme.period_in_iterations, scheme.fragments
-            if leaving_fragments(part.share, period, fragments, scheme.delay):
+            if leaving_fragments(share, period, fragments, scheme.delay):
                 self._arrives = self._now + float(self._spent.max()) + self._comm_seconds(1) - self._comm_seconds(0)
-            due = due_fragments(part.share, period, fragments)
-            if self._number == iterations or part.share.ends_epoch:
-                self._meet(part, fragments)
+            due = due_fragments(share, period, fragments)
+            if self._number == iterations or share.ends_epoch:
+                self._meet(share, parts, fragments)
             elif due:  # What has been under way since before is not sent then.
-                self._meet(part, 0 if scheme.delay else len(due))
+                self._meet(share, parts, 0 if scheme.delay else len(due))
             # After the last slice of an epoch too, as the loader does.
-            parts.replan()
+            slices.replan()
 
-    def _parts(self) -> Parts:
-        scenario, minimum = self._scenario, int(self._problem.minimum[0])
-        costs, sharing = None if self._costs is None else self._costs.of_epoch(self._epoch), None
-        if costs is not None and scenario.by_cost:
-            sharing = CostSharing(
-                costs=costs,
-                minimum=minimum,
-                maximum=lambda: self._problem.maximum,
-                most=self._limits.most,
-                weights=lambda: self._weights,
-                per_sample=self._per_sample,
-            )
-        micro_batch = scenario.scheme.micro_batch
-        return Parts(scenario.ledger(), self._allocate, sharing, minimum=minimum, micro_batch=micro_batch, costs=costs)
+    def _sharing(self, costs: EpochCosts, minimum: int) -> CostSharing:
+        return CostSharing(
+            costs=costs,
+            minimum=minimum,
+            maximum=lambda: self._problem.maximum,
+            most=self._limits.most,
+            weights=lambda: self._weights,
+            per_sample=self._per_sample,
+        )
 
     def _allocate(self) -> IntArray:
         """All workers' sizes for the next iteration."""
@@ -123,30 +126,29 @@ class CollectiveRun:
         self._planned, self._basis, self._weights = sizes, basis, allocation.weights
         return sizes
 
-    def _compute_on(self, part: IterationParts) -> None:
+    def _compute_on(self, share: Share, parts: Parts) -> None:
         """Compute one iteration of each worker."""
-        spent = self._spent.tolist()
         if self._log is not None:
-            for worker, own in zip(self._workers, spent, strict=True):
+            for worker, own in zip(self._workers, self._spent.tolist(), strict=True):
                 self._log.started(worker, self._number, self._now + own)
         self._spent += [
-            worker.seconds(self._number, amounts, self._now + own, largest)
-            for worker, amounts, largest, own in zip(self._workers, part.amounts, part.largest, spent, strict=True)
+            worker.seconds(self._number, amounts, largest)
+            for worker, amounts, largest in zip(self._workers, parts.amounts, parts.largest, strict=True)
         ]
-        self._loads += part.loads
-        self._largest = list(map(max, self._largest, part.largest))
-        self._since_meeting += part.share.sizes
+        self._loads += parts.loads
+        self._largest = list(map(max, self._largest, parts.largest))
+        self._since_meeting += share.sizes
         self._passes += 1
         self._number += 1
 
-    def _meet(self, part: IterationParts, fragments: int) -> None:
+    def _meet(self, share: Share, parts: Parts, fragments: int) -> None:
         """All workers sum their gradients or exchange so many fragments of their models, and report."""
         slowest = float(self._spent.max())
         comm_seconds = self._comm_seconds(fragments) + max(self._arrives - self._now - slowest, 0.0)
         waited = slowest - self._spent
         reports = self._report() if self._reports else None
         if self._log is not None and reports is not None:
-            self._write(part, reports, slowest, comm_seconds)
+            self._write(parts, reports, slowest, comm_seconds)
         self._compute += self._spent
         self._wait += waited
         self._samples += self._since_meeting
@@ -154,7 +156,7 @@ class CollectiveRun:
         self._comm += comm_seconds
         self._meetings += 1
         if reports is not None:
-            self._learn(part, reports)
+            self._learn(share, reports)
         self._since_meeting[:] = 0
         self._loads[:] = self._spent[:] = 0.0
         self._largest = [0] * len(self._workers)
@@ -168,14 +170,14 @@ class CollectiveRun:
         rows = [worker.row(load, spent / passes, largest) for worker, load, spent, largest in measured]
         return Reports.from_table(np.array(rows, dtype=np.int64))
 
-    def _learn(self, part: IterationParts, reports: Reports) -> None:
+    def _learn(self, share: Share, reports: Reports) -> None:
         self._policy.observe(reports)
         if self._limits.report_all(reports.largest_size):
             self._problem = self._limits.stretched(self._problem)
-        if part.share.loads is not None and self._scenario.scheme.micro_batch is None:
-            self._per_sample.observe(part.share.sizes, part.share.loads.costs, reports.compute_microseconds)
+        if share.loads is not None and self._scenario.scheme.micro_batch is None:
+            self._per_sample.observe(share.sizes, share.loads.costs, reports.compute_microseconds)
 
-    def _write(self, part: IterationParts, reports: Reports, slowest: float, comm_seconds: float) -> None:
+    def _write(self, parts: Parts, reports: Reports, slowest: float, comm_seconds: float) -> None:
         assert self._log is not None
         longest = int(reports.compute_microseconds.max()) * self._passes / 1e6
         for worker, (samples, spent) in enumerate(zip(self._since_meeting.tolist(), self._spent.tolist(), strict=True)):
@@ -190,7 +192,7 @@ class CollectiveRun:
                     epoch=self._epoch,
                     at=self._now,
                     samples=samples,
-                    cost=sum(part.amounts[worker]) if self._scenario.told_costs else None,
+                    cost=sum(parts.amounts[worker]) if self._scenario.told_costs else None,
                     basis=self._basis,
                     iteration_seconds=slowest + comm_seconds,
                     input_seconds=0.0,

@@ -207,7 +207,7 @@ class _Run:
         self._works[index] = work
         natural = work.steps * (client.fixed_seconds + work.batch_size * client.seconds_per_sample)
         compute = self._of.disturbance.seconds(
-            worker=index, iteration=piece, batch_size=work.batch_size, natural_seconds=natural, now=now
+            worker=index, iteration=piece, batch_size=work.batch_size, natural_seconds=natural
         )
         comes, leaves = now + client.message_seconds + compute, client.leaves_after(now)
         lost = leaves < comes

@@ -14,7 +14,7 @@ from evenstep.core.sync import Regroup
 from evenstep.schemes.scheme import NARROWING
 from evenstep.sim.log import Log
 from evenstep.sim.network import Network
-from evenstep.sim.parts import batch_of
+from evenstep.sim.parts import batch_of, batches_in
 from evenstep.sim.result import SimulatedRun, SimulatedWorker
 from evenstep.sim.scenario import Scenario
 from evenstep.sim.served_log import ServedLog
@@ -201,8 +201,8 @@ class ServedRun:
         claim = slot.computing = slot.claims.popleft()
         slot.done.last_batch_size = samples = claim.samples
         batch = samples if samples >= self._minimum else batch_of(samples, self._minimum)
-        most = self._scenario.scheme.micro_batch or batch
-        amounts: Sequence[float] = [min(most, batch - begin) for begin in range(0, batch, most)]
+        amounts = batches_in(batch, self._scenario.scheme.micro_batch)
+        largest = amounts[0]
         slot.load = batch
         if self._costs is not None:
             of_pass = self._costs.of_pass(slot.epoch)
@@ -215,7 +215,7 @@ class ServedRun:
         assert slot.worker is not None
         if self._log is not None:
             self._log.started(slot, now)
-        slot.seconds = slot.worker.seconds(slot.iterations, amounts, now, slot.load * (min(most, batch) / batch))
+        slot.seconds = slot.worker.seconds(slot.iterations, amounts, slot.load * (largest / batch))
         slot.iterations += 1
         heappush(self._heap, (now + slot.seconds, _COMPUTED, slot.number, slot.incarnation))
 
@@ -354,13 +354,12 @@ class ServedRun:
                 self._log.planned(slot, by_worker)
         here = self._free or (answer.version == slot.version and not answer.whole)
         arrives = now if here else slot.pull_arrives(self._network, answer.version, now, whole=answer.whole)
-        if slot.asking:
+        if slot.asking and self._scenario.exchange_seconds:
             arrives += self._exchange.seconds(
                 worker=slot.number,
                 iteration=slot.done.iterations,
                 batch_size=0,
                 natural_seconds=self._scenario.exchange_seconds,
-                now=0.0,
             )
         slot.answer = answer
         if arrives > now or self._overlaps:  # An overlapping worker may push in turn, which needs a separate event.

@@ -53,13 +53,12 @@ class VirtualWorker:
         self.news = SlownessNews(self._disturbance, number)
         self.factors = self._next_factors = Factors()
 
-    def seconds(self, iteration: int, amounts: Sequence[float], now: float, largest: float) -> float:
-        """The compute seconds of this iteration, which begins now.
+    def seconds(self, iteration: int, amounts: Sequence[float], largest: float) -> float:
+        """The compute seconds of this iteration.
 
         Args:
             iteration: The worker's own count of iterations.
             amounts: The size of each micro-batch, in samples; if samples differ in cost, in average samples.
-            now: Virtual seconds.
             largest: The memory that the largest micro-batch takes, in samples or, by cost, in average samples.
 
         Raises:
@@ -74,7 +73,7 @@ class VirtualWorker:
         for amount in amounts:
             # As in the runtime's emulation, the device and the disturbances see each micro-batch separately.
             seconds = self._disturbance.seconds(
-                worker=self.number, iteration=iteration, batch_size=amount, natural_seconds=0.0, now=now
+                worker=self.number, iteration=iteration, batch_size=amount, natural_seconds=0.0
             )
             if self._change_seconds and amount not in self._amounts:
                 self._amounts.add(amount)

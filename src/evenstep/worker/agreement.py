@@ -245,7 +245,6 @@ def hold_of(
         largest_batch=largest_batch,
         memory=memory,
         change_seconds=change_seconds,
-        clock=time.perf_counter,
         wait=time.sleep,
     )
     return hold, emulated

@@ -35,7 +35,6 @@ class Hold:
     largest_batch: int
     memory: DeviceMemory | None = None
     change_seconds: float = 0.0
-    clock: Callable[[], float]
     wait: Callable[[float], None]
     overruns: int = 0
     news: SlownessNews = field(init=False)
@@ -43,10 +42,8 @@ class Hold:
     _slowed: float = field(init=False, default=1.0)
     _iteration: int = field(init=False, default=0)
     _sizes: set[float] = field(init=False, default_factory=set)
-    _started: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._started = self.clock()
         self.news = SlownessNews(self.disturbance, self.worker)
 
     def begin_iteration(self) -> None:
@@ -75,11 +72,8 @@ class Hold:
         self._iteration = iteration
         whole = elapsed_seconds - self._held_seconds
         natural = whole / len(batch_sizes)
-        now = self.clock() - self._started
         due = sum(
-            self.disturbance.seconds(
-                worker=self.worker, iteration=iteration, batch_size=size, natural_seconds=natural, now=now
-            )
+            self.disturbance.seconds(worker=self.worker, iteration=iteration, batch_size=size, natural_seconds=natural)
             for size in batch_sizes
         )
         if self.change_seconds:

@@ -17,7 +17,6 @@ from evenstep.core.activity import Doing
 from evenstep.core.load.base import LoadPolicy
 from evenstep.core.load.limits import SizeLimits
 from evenstep.core.samples import CostSharing, EpochCosts, Ledger, Lookahead, PrivateParts, SampleTimes
-from evenstep.core.samples.per_sample import THOUSAND
 from evenstep.core.samples.share import Share
 from evenstep.core.values import Basis, IntArray, Problem, Reports, State
 from evenstep.telemetry import Logged
@@ -216,7 +215,6 @@ class Tracker:
         if before is not None and before.paused is not None and before.ended is not None:
             script_seconds = max(before.ended - before.paused - before.synchronised_seconds, 0.0)
         size, cost = len(piece.positions), piece.cost
-        part = 0.0 if share.loads is None else share.loads.per_sample.thousandths / THOUSAND
         self.iteration = Iteration(
             number=self._number - 1,
             epoch=epoch,
@@ -227,7 +225,7 @@ class Tracker:
             costs=None if cost is None else [cost],
             padding=piece.padding,
             samples=piece.samples,
-            load=size if cost is None else (1.0 - part) * cost + part * size,
+            load=size if cost is None or share.loads is None else share.loads.per_sample.load(cost, size),
             passes=int(piece.first),
             entered=entered,
             input_seconds=now - entered,

@@ -16,7 +16,6 @@ def test_one_draw_is_the_first_of_one(index: int) -> None:
 
 def test_jitter_is_what_it_has_always_been() -> None:
     factors = [
-        Jitter(spread=0.1, seed=3).seconds(worker=2, iteration=k, batch_size=1, natural_seconds=1.0, now=0.0)
-        for k in range(3)
+        Jitter(spread=0.1, seed=3).seconds(worker=2, iteration=k, batch_size=1, natural_seconds=1.0) for k in range(3)
     ]
     assert factors == pytest.approx(BEFORE, rel=1e-12)

@@ -49,7 +49,7 @@ def ask(
 ) -> float:
     """The seconds at time 0."""
     return disturbance.seconds(
-        worker=worker, iteration=iteration, batch_size=batch_size, natural_seconds=natural_seconds, now=0.0
+        worker=worker, iteration=iteration, batch_size=batch_size, natural_seconds=natural_seconds
     )
 
 

@@ -48,7 +48,7 @@ def test_the_share_that_is_left_falls_with_the_first_iteration_that_is_slowed():
 
 def test_what_is_taken_slows_as_it_would_unseen():
     times = [
-        seen().disturbance().seconds(worker=0, iteration=iteration, batch_size=10, natural_seconds=0.0, now=0.0)
+        seen().disturbance().seconds(worker=0, iteration=iteration, batch_size=10, natural_seconds=0.0)
         for iteration in (0, 2, 3)
     ]
     assert times == pytest.approx([0.08, 0.32, 0.64])

@@ -34,16 +34,17 @@ class Disturbance(Protocol):
     process do not matter, so a run in real time and its replay in virtual time agree.
     """
 
-    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
-        """The total seconds (>= 0) of this iteration's compute, including the natural part.
+    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float) -> float:
+        """The total seconds (>= 0) of this iteration's compute, including the natural part: as `slowness` says.
 
         Args:
             worker: The worker's id, from 0.
             iteration: The worker's own count of iterations, from 0.
             batch_size: Samples of this iteration, from 0.
             natural_seconds: The undisturbed compute, >= 0.
-            now: Seconds since the run began, >= 0, for disturbances that follow a trace in time.
         """
+        slow = self.slowness(NO_SLOWNESS, worker=worker, iteration=iteration)
+        return natural_seconds * slow.factor + slow.extra_seconds
 
     def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
         """The worker's slowness in this iteration, on top of `before`, the slowness by earlier disturbances.

@@ -191,7 +191,7 @@ class Device:
     def __post_init__(self) -> None:
         require_ranges(self)
 
-    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
+    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float) -> float:
         return self.curve.seconds(batch_size)
 
     def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:

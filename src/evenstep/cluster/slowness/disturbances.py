@@ -35,12 +35,10 @@ class Chain:
 
     parts: tuple[Disturbance, ...] = ()
 
-    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
+    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float) -> float:
         seconds = natural_seconds
         for part in self.parts:
-            seconds = part.seconds(
-                worker=worker, iteration=iteration, batch_size=batch_size, natural_seconds=seconds, now=now
-            )
+            seconds = part.seconds(worker=worker, iteration=iteration, batch_size=batch_size, natural_seconds=seconds)
         return seconds
 
     def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
@@ -59,9 +57,9 @@ class PerWorker:
 
     parts_by_worker: tuple[Disturbance, ...]
 
-    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
+    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float) -> float:
         return self._part(worker).seconds(
-            worker=worker, iteration=iteration, batch_size=batch_size, natural_seconds=natural_seconds, now=now
+            worker=worker, iteration=iteration, batch_size=batch_size, natural_seconds=natural_seconds
         )
 
     def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
@@ -78,13 +76,13 @@ class PerWorker:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Constant:
+class Constant(Disturbance):
     """Persistent slowness: `factor` (>= 1) times the natural seconds, plus `extra_seconds` (>= 0) for any batch size.
 
     Only `worker` is slowed; None: every worker. Raises ConfigError if a value lies outside its range.
 
     >>> Constant(worker=3, extra_seconds=0.05).seconds(
-    ...     worker=3, iteration=0, batch_size=32, natural_seconds=0.1, now=0.0
+    ...     worker=3, iteration=0, batch_size=32, natural_seconds=0.1
     ... )
     0.45
     """
@@ -96,11 +94,6 @@ class Constant:
     def __post_init__(self) -> None:
         require_ranges(self)
 
-    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
-        if self.worker not in (None, worker):
-            return natural_seconds
-        return natural_seconds * self.factor + self.extra_seconds
-
     def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
         if self.worker not in (None, worker):
             return before
@@ -109,7 +102,7 @@ class Constant:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class From:
+class From(Disturbance):
     """Slowness from iteration `first` up to, but not including, iteration `until`.
 
     For several intervals, use a `Chain` of these.
@@ -132,20 +125,14 @@ class From:
         if self.until is not None and self.until <= self.first:
             raise ConfigError(f"until must be greater than first, which is {self.first}, not {self.until!r}")
 
-    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
-        return natural_seconds * self._factor(iteration)
-
     def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
-        return before.then(factor=self._factor(iteration))
-
-    def _factor(self, iteration: int) -> float:
         slow = iteration >= self.first and (self.until is None or iteration < self.until)
-        return self.factor if slow else 1.0
+        return before.then(factor=self.factor) if slow else before
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Episodic:
+class Episodic(Disturbance):
     """One slow episode in each period of `period` iterations, as if another job shared the machine.
 
     Each worker has its episodes at its own times.
@@ -186,14 +173,9 @@ class Episodic:
         start = number * self.period + int(draws[1] * (self.period - length + 1))
         return range(start, start + length)
 
-    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
-        return natural_seconds * self._factor(worker, iteration)
-
     def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
-        return before.then(factor=self._factor(worker, iteration))
-
-    def _factor(self, worker: int, iteration: int) -> float:
-        return self.factor if iteration in self.episode(worker=worker, number=iteration // self.period) else 1.0
+        slow = iteration in self.episode(worker=worker, number=iteration // self.period)
+        return before.then(factor=self.factor) if slow else before
 
 
 @final
@@ -222,7 +204,7 @@ class Jitter:
         object.__setattr__(self, "_variance", math.log1p(self.spread**2))
         object.__setattr__(self, "_sigma", math.sqrt(self._variance))
 
-    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
+    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float) -> float:
         normal = _NORMAL.inv_cdf(uniform(self.seed, _JITTER, worker, iteration))
         return natural_seconds * math.exp(self._sigma * normal - self._variance / 2)
 
@@ -232,7 +214,7 @@ class Jitter:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class Trace(Disturbance):
     """Recorded factors, one per iteration, repeated from the beginning when they end; the same for every worker.
 
     Attributes:
@@ -250,9 +232,6 @@ class Trace:
             raise ConfigError("factors must hold at least one number")
         for at, factor in enumerate(self.factors):
             POSITIVE.read(f"factors[{at}]", factor)
-
-    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
-        return natural_seconds * self.factors[iteration % len(self.factors)]
 
     def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
         return before.then(factor=self.factors[iteration % len(self.factors)])

@@ -21,9 +21,9 @@ class Taking:
     part: Disturbance
     takes: Taken
 
-    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
+    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float) -> float:
         return self.part.seconds(
-            worker=worker, iteration=iteration, batch_size=batch_size, natural_seconds=natural_seconds, now=now
+            worker=worker, iteration=iteration, batch_size=batch_size, natural_seconds=natural_seconds
         )
 
     def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:

@@ -129,9 +129,15 @@ def _least_time(units: int, speeds: IntArray, lower: IntArray, upper: IntArray) 
     sizes = np.minimum(np.maximum((time * speeds).astype(np.int64), lower), upper)
     while missing := units - int(np.add.reduce(sizes)):
         if missing > 0:
-            sizes[np.where(sizes < upper, (sizes + 1) * paces, np.inf).argmin()] += 1
+            times, further = (sizes + 1) * paces, (sizes + 2) * paces
+            times[sizes >= upper] = further[sizes + 1 >= upper] = np.inf
+            first = times.argsort(kind="stable")[:missing]
         else:
-            sizes[-1 - np.where(sizes > lower, sizes * paces, -1.0)[::-1].argmax()] -= 1
+            times, further = -sizes * paces, (1 - sizes) * paces
+            times[sizes <= lower] = further[sizes - 1 <= lower] = np.inf
+            first = -1 - times[::-1].argsort(kind="stable")[:-missing]
+        # All at once that come before a second unit of any of them; one by one takes long with thousands alike.
+        sizes[first[times[first] < np.minimum.reduce(further[first])]] += 1 if missing > 0 else -1
     return sizes
 
 

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, cast, final
 
 import numpy as np
@@ -18,18 +18,15 @@ Range = tuple[int, int]
 @final
 @dataclass(slots=True, unsafe_hash=True)
 class Claim:
-    """Positions that one worker alone computes on; `number` names the claim within its epoch."""
+    """The positions, `samples` many, that one worker alone computes on; `number` names the claim within its epoch."""
 
     number: Final[int]
     ranges: Final[tuple[Range, ...]]
+    samples: int = field(init=False, compare=False, default=0)
 
-    @property
-    def samples(self) -> int:
-        """The number of its positions."""
-        samples = 0
+    def __post_init__(self) -> None:
         for start, stop in self.ranges:
-            samples += stop - start
-        return samples
+            self.samples += stop - start
 
     @property
     def positions(self) -> tuple[int, ...]:

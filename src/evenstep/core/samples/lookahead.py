@@ -172,7 +172,9 @@ class Lookahead:
         if not self._window:
             return None
         planned, sharing = self._window[0], self._sharing
-        positions = planned.needed * max(-(-self._minimum // len(planned.needed)), 1)
+        positions = planned.needed
+        if len(positions) < self._minimum:
+            positions = self._filled(positions)
         share = Share(
             iteration=planned.iteration,
             positions=positions,
@@ -195,9 +197,15 @@ class Lookahead:
         return self._asked | {each.iteration: each.asked for each in self._window if each.asked and not each.whole}
 
     @property
-    def owners(self) -> IntArray | None:
-        """The worker of each position of the present slice, after `share`, if it is divided by cost; else None."""
-        return self._window[0].owners if self._window else None
+    def all_positions(self) -> list[tuple[int, ...]]:
+        """The positions of each worker's share of the present slice, after `share`."""
+        planned = self._window[0]
+        owners, start = split(planned.sizes) if planned.owners is None else planned.owners, planned.cut.start
+        return [self._filled(part_of(owners, worker, start) or (start,)) for worker in range(len(planned.sizes))]
+
+    def _filled(self, positions: tuple[int, ...]) -> tuple[int, ...]:
+        """The positions, repeated up to the fewest that a worker can compute on."""
+        return positions * max(-(-self._minimum // len(positions)), 1)
 
     def advance(self) -> None:
         """Take the present slice, which has been handed out, from the ledger and move the window."""

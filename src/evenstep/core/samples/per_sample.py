@@ -54,6 +54,11 @@ class PerSample:
     def __post_init__(self) -> None:
         self._latest = deque(maxlen=self.window)
 
+    def load(self, cost: float, samples: int) -> float:
+        """The work of samples with this total cost, from which a worker's speed is measured, in average samples."""
+        part = self.thousandths / THOUSAND
+        return (1.0 - part) * cost + part * samples
+
     def observe(self, sizes: IntArray, costs: IntArray, microseconds: IntArray) -> None:
         """Take in one iteration of all workers, int64 of shape [workers] each; costs in thousandths of a sample's.
 
