@@ -171,7 +171,7 @@ import os
 
 import mxnet as mx
 import numpy as np
-from mxnet import gluon
+from mxnet import autograd, gluon
 
 import evenstep
 import evenstep.mxnet
@@ -210,6 +210,30 @@ except evenstep.ConfigError as error:
     assert str(error).startswith("a batch was asked for before the step on the last one: call trainer.step"), error
 else:
     raise AssertionError("a batch without a step")
+batches.close()
+trainer, loader = prepared(rows)
+net = gluon.nn.Dense(1, in_units=2)
+net.initialize()
+other = gluon.Trainer(net.collect_params(), "sgd")
+try:
+    for x in loader:
+        other.step(1)
+except evenstep.ConfigError as error:
+    assert str(error).startswith("a trainer that was not prepared steps in the loop"), error
+else:
+    raise AssertionError("a step of a second trainer on the gradient of this worker alone")
+try:
+    for epoch in range(3):
+        for x in loader:
+            with autograd.record():
+                loss = sum((each.data() * x.mean()).sum() for each in trainer._params)
+            loss.backward()
+            trainer.set_learning_rate(0.1 * (1 + int(os.environ["RANK"])))
+            trainer.step(1)
+except evenstep.DisagreementError as error:
+    assert "has other weights in dense" in str(error), error
+else:
+    raise AssertionError("each worker has weights of its own")
 """
 
 

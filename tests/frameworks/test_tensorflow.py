@@ -39,6 +39,7 @@ def found(tmp_path_factory):
     jobs["sharded"] = "sharded", {}
     jobs["as if alike"] = "sharded", {"partition": "common"}
     jobs["refused"] = "refused", {}
+    jobs["own loss"] = "follow_own_loss", {}
     jobs |= {"alone": ("alone", {}), "alone float64": ("alone", {"kind": "float64"}), "odd alone": ("odd", {})}
     return [*of_tensorflow.do(folder, jobs), folder]
 
@@ -141,6 +142,11 @@ def test_workers_import_no_torch(found):
     assert not found[0]["torch"]
 
 
+def test_workers_whose_weights_part_are_named(found):
+    for worker in found[:2]:
+        assert "DisagreementError: worker 1 has other weights in" in worker["own loss"]
+
+
 REFUSED = {
     "a dataset": "ConfigError: a tf.data.Dataset cannot be asked for samples by their indices: give arrays, as in",
     "unequal": "ConfigError: the data has arrays of [149, 150] samples: give arrays of the same length",
@@ -155,6 +161,8 @@ REFUSED = {
     "again": "ConfigError: the optimizer was prepared already: prepare each optimizer once",
     "strides": "ConfigError: steps_per_execution=3 asks for batches ahead of their steps, and the size of a batch",
     "sum": "ConfigError: the loss has reduction='sum', and evenstep weights means over batches: leave reduction out",
+    "no reduction": "ConfigError: the loss has reduction=None, and evenstep weights means over batches",
+    "a second optimizer": "ConfigError: the optimizer SGD was not prepared and steps in the loop over the prepared",
     "classes": "ConfigError: with class_weight Keras fetches batches ahead of their steps: give the weight of each",
     "validation": "ConfigError: the prepared dataset is for training: give validation_data other data",
     "rows": "ConfigError: the data returned an array of shape [2, 8] for 3 indices: let its __getitem__ take an array",

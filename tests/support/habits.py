@@ -911,6 +911,18 @@ def step_in_backward(run, prepare):
         mse_loss(model(inputs), targets).backward()
 
 
+class Wrapping(torch.optim.Optimizer):
+    """An optimizer around another one, as papers' repositories write it."""
+
+    def __init__(self, inner):
+        self.param_groups, self.state, self.step = inner.param_groups, inner.state, inner.step
+
+
+def wrap_without_init(run, prepare):
+    model = model_of(run)
+    prepare(model, Wrapping(sgd(model)), loader_of(run))
+
+
 def search_along_lines(run, prepare):
     model = model_of(run)
     prepare(model, torch.optim.LBFGS(model.parameters()), loader_of(run))
@@ -934,6 +946,7 @@ MISTAKES = {
     count_less_than_nothing_for_a_mean: "counts >= 0, not -1.0",
     learn_a_scale_by_another_optimizer: "steps on 1 parameters that the model did not have when it was prepared",
     step_in_backward: "were not summed over the workers",
+    wrap_without_init: "give prepare the optimizer that it is around",
     search_along_lines: "LBFGS calls its closure as often as this worker's own loss tells it to",
     synchronise_batch_norm_on_the_cpu: "works on GPUs alone",
 }

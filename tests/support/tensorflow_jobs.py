@@ -257,6 +257,28 @@ def fit_with_another_optimizer():
     model.fit(dataset)
 
 
+def step_another_optimizer():
+    """As in a GAN whose second model has an optimizer of its own."""
+    _, _, dataset = prepared_plainly()
+    second, optimizer = made()
+    for inputs, _ in dataset:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(second(inputs))
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, second.trainable_variables), second.trainable_variables, strict=True)
+        )
+
+
+def follow_own_loss():
+    """A learning rate that each worker takes from the loss of its own batch."""
+    model, optimizer, dataset = prepared_plainly(made(seed=1)[0], data(), CHANGING)
+    step, _ = stepping(model, optimizer)
+    for _ in range(2):
+        for inputs, labels, _ in dataset:
+            optimizer.learning_rate.assign(0.1 * (1 + WORKERS.rank))
+            step(inputs, labels)
+
+
 def fit_several_with_a_mask():
     """Two outputs, of which each has the mask of the words."""
     given = keras.Input([6], dtype="int64")
@@ -311,7 +333,9 @@ def refused():
         "again": again,
         "strides": lambda: prepare()[0].compile("sgd", steps_per_execution=3),
         "sum": lambda: prepare()[0].compile("sgd", {"first": keras.losses.MeanSquaredError(reduction="sum")}),
+        "no reduction": lambda: prepare()[0].compile("sgd", keras.losses.MeanSquaredError(reduction=None)),
         "classes": lambda: fitted(class_weight={0: 2.0}),
+        "a second optimizer": step_another_optimizer,
         "validation": lambda: fitted(validated=True),
         "xla": lambda: prepare()[0].compile("sgd", jit_compile=True),
         "rows": lambda: prepare(samples=Short()),

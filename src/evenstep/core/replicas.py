@@ -38,13 +38,19 @@ class Looks:
         self.at = iteration + self._interval
 
 
-def require_same_weights(sketches: FloatArray, rounding: FloatArray, names: Sequence[str]) -> None:
+def require_same_weights(
+    sketches: FloatArray,
+    rounding: FloatArray,
+    names: Sequence[str],
+    remedy: str = "decide by loader.mean_over_workers, draw from one seed",
+) -> None:
     """Check that all workers have the same weights, except for what unlike devices round differently.
 
     Args:
         sketches: A sum and a norm of each parameter, of shape [workers, parameters, 2].
         rounding: The relative rounding error of each parameter's dtype, of shape [parameters].
         names: The parameters.
+        remedy: How a script does so.
 
     Raises:
         DisagreementError: They differ. The message, the same on every worker, names the minority and a parameter.
@@ -60,5 +66,5 @@ def require_same_weights(sketches: FloatArray, rounding: FloatArray, names: Sequ
         raise DisagreementError(
             f"{name_workers(odd)} {'has' if len(odd) == 1 else 'have'} other weights in {names[first]} than"
             f" {name_workers([usual]) if len(sums) == 2 else 'the others'}: load weights, and change weights, gradients"
-            " or an optimizer's state, on every worker alike (decide by loader.mean_over_workers, draw from one seed)"
+            f" or an optimizer's state, on every worker alike ({remedy})"
         )

@@ -21,6 +21,7 @@ from evenstep.schemes import Scheme
 from evenstep.worker.api.ahead import Ahead
 from evenstep.worker.api.balanced_loader import BalancedLoader, LoaderOptions, balance
 from evenstep.worker.api.balancer import Balancer
+from evenstep.worker.api.replicas import Replicas
 from evenstep.worker.api.share_batches import ShareBatches
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def prepare(
     trainer.step = prepared._stepping(trainer.step)
     trainer.allreduce_grads = trainer.update = _refuse_parts
     _refuse_clipping(trainer)
+    _refuse_others(prepared)
     return trainer, prepared
 
 
@@ -95,6 +97,10 @@ class Loader(BalancedLoader):
         self._balancer = balancer
         self._trainer = trainer
         self._workers = workers
+        self.looping = False
+        self._replicas = Replicas(
+            workers.rows.gather, lambda: {each.name: each.data().asnumpy() for each in trainer._params}
+        )
         ahead = Ahead(partial(_batch, loader), partial(_begin, loader) if loader._num_workers else None)
         self._batches = ShareBatches(balancer, ahead, f"the step on the last one: {_NO_STEP}")
         if loader._num_workers:  # A pool thread that is alive at exit could abort the process.
@@ -102,7 +108,12 @@ class Loader(BalancedLoader):
             atexit.register(loader._worker_pool.terminate)  # Exit functions registered last run first.
 
     def __iter__(self) -> Iterator[Any]:
-        return self._batches.of(self._balancer.epoch())
+        try:
+            for batch in self._batches.of(self._balancer.epoch()):
+                self.looping = True
+                yield batch
+        finally:
+            self.looping = False
 
     @property
     def current(self) -> "Share | None":
@@ -131,6 +142,8 @@ class Loader(BalancedLoader):
             gradients = [each.list_grad()[0] for each in self._trainer._params if each.grad_req != "null"]
             finite = all(bool(mx.nd.all_finite(each).asscalar()) for each in gradients)  # This waits for the gradients.
             share = self._batches.report(finite=finite)
+            if self._balancer.scheme.period is None:
+                self._replicas.look()
             # Divided here: all must divide alike, and a batch of one sample does not show whether the loss is a mean.
             self._combine(gradients, share.weight / batch_size, summed=self._balancer.scheme.period is None)
             step(1, ignore_stale_grad)
@@ -192,6 +205,22 @@ def _refuse_clipping(trainer: Any) -> None:
     for module in list(sys.modules.values()):
         if getattr(module, "__dict__", {}).get("clip_global_norm") is clip:
             module.__dict__["clip_global_norm"] = clipping
+
+
+def _refuse_others(prepared: Loader) -> None:
+    """Refuse the steps of other trainers in a loop over the batches: a second store never answers."""
+    step = gluon.Trainer.step
+
+    @functools.wraps(step)
+    def guarded(trainer: Any, *arguments: Any, **options: Any) -> None:
+        if prepared.looping and "step" not in vars(trainer):  # A prepared one has a step of its own.
+            raise ConfigError(
+                "a trainer that was not prepared steps in the loop over the prepared loader, on gradients of this"
+                " worker alone: give one trainer the parameters of all nets, and step once for each batch"
+            )
+        step(trainer, *arguments, **options)
+
+    gluon.Trainer.step = guarded
 
 
 def _arrays(states: Any) -> list[Any]:

@@ -12,6 +12,7 @@ from evenstep.tensorflow.source import Source
 from evenstep.tensorflow.workers import Peers
 from evenstep.worker.api.ahead import Ahead, in_thread
 from evenstep.worker.api.balancer import Balancer
+from evenstep.worker.api.replicas import Replicas
 
 if TYPE_CHECKING:
     from evenstep.worker.api.share import Share
@@ -29,14 +30,19 @@ class Balanced:
         source: The samples.
         scaled: Whether the optimizer scales the loss. An infinity then tells it on every worker to lower the scale.
         prefetch: Whether the next batch is fetched while this one is computed.
+        replicas: The weights, which all workers must have alike.
 
     Attributes:
         balancer: As given.
         current: The share of the batch that was handed out last; None before the first.
+        looping: Whether the script is in a loop over the batches.
     """
 
-    def __init__(self, workers: Peers, balancer: Balancer, source: Source, *, scaled: bool, prefetch: bool) -> None:
-        self.balancer = balancer
+    def __init__(
+        self, workers: Peers, balancer: Balancer, source: Source, *, scaled: bool, prefetch: bool, replicas: Replicas
+    ) -> None:
+        self.balancer, self.looping = balancer, False
+        self._replicas = replicas
         self._workers, self._scaled = workers, scaled
         self._ahead = Ahead(
             source.batch,
@@ -54,24 +60,28 @@ class Balanced:
         self.settle()
         self._due, epoch = False, self.balancer.epoch()
         self._epoch = epoch
-        for share in epoch:
-            batch, planned = self._ahead.batch(share.indices), self.balancer.planned
-            self._ahead.plan(None if planned is None else planned.indices)
-            self.current, self._due, self._handed = share, True, time.perf_counter()
-            yield batch
-            if self._due:
-                raise ConfigError(
-                    f"a batch was asked for before the step on the last one: {_NO_STEP}, and without prefetch()"
-                )
-            if self._epoch is not epoch:
-                return  # It was ended in the meantime.
+        try:
+            for share in epoch:
+                batch, planned = self._ahead.batch(share.indices), self.balancer.planned
+                self._ahead.plan(None if planned is None else planned.indices)
+                self.current, self._due, self._handed = share, True, time.perf_counter()
+                self.looping = True
+                yield batch
+                if self._due:
+                    raise ConfigError(
+                        f"a batch was asked for before the step on the last one: {_NO_STEP}, and without prefetch()"
+                    )
+                if self._epoch is not epoch:
+                    return  # It was ended in the meantime.
+        finally:
+            self.looping = False
 
     def settle(self) -> None:
         """End an epoch after its last step: `fit` counts the batches, and does not ask for one more."""
         last = self.current is not None and self.current.iteration == self.balancer.iterations - 1
         if last and not self._due:
             next(self._epoch, None)
-            self._epoch = iter(())
+            self._epoch, self.looping = iter(()), False
 
     def combine(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], Any]:
         """Return the gradients of the variables to step on, and the weight for `average`.
@@ -150,6 +160,8 @@ class Balanced:
         if self.current is None or not self._due:
             raise ConfigError(f"the optimizer steps without a current batch of the prepared dataset: {_NO_STEP}")
         self.balancer.report(seconds, finite=bool(finite) or self._scaled)
+        if self.balancer.scheme.period is None:
+            self._replicas.look()
         self._due, self.current = False, self.balancer.share
         assert self.current is not None
         average = self.current.average

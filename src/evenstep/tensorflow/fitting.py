@@ -11,7 +11,7 @@ from evenstep.tensorflow.balanced import Balanced
 from evenstep.tensorflow.dataset import BalancedDataset
 from evenstep.tensorflow.workers import Peers
 
-_NO_MEANS: Final = ("sum", "mean_with_sample_weight")
+_NO_MEANS: Final = ("sum", "mean_with_sample_weight", "none", None)  # The gradient of a vector is that of its sum.
 
 
 def guard(model: Any, optimizer: Any, workers: Peers, balanced: Balanced, dataset: BalancedDataset) -> None:
@@ -98,7 +98,7 @@ def _require_single_steps(steps_per_execution: Any) -> None:
 def _require_means(losses: Any) -> None:
     """Refuse losses that are not means over the batch: their gradients cannot be weighted by samples."""
     for loss in tf.nest.flatten(losses):
-        if (reduction := getattr(loss, "reduction", None)) in _NO_MEANS:
+        if (reduction := getattr(loss, "reduction", "")) in _NO_MEANS:
             raise ConfigError(
                 f"the loss has reduction={reduction!r}, and evenstep weights means over batches: leave reduction out"
             )

@@ -14,6 +14,7 @@ from evenstep.tensorflow.fitting import guard
 from evenstep.tensorflow.source import Source
 from evenstep.tensorflow.workers import joined
 from evenstep.worker.api.balanced_loader import LoaderOptions, balance
+from evenstep.worker.api.replicas import Replicas
 
 _PREPARED = "_evenstep_prepared"
 
@@ -72,7 +73,8 @@ def prepare(
         **options,
     )
     scaled = isinstance(optimizer, tf.keras.optimizers.LossScaleOptimizer)
-    balanced = Balanced(workers, balancer, source, scaled=scaled, prefetch=prefetch)
+    replicas = Replicas(workers.rows.gather, lambda: {each.path: each.numpy() for each in model.trainable_variables})
+    balanced = Balanced(workers, balancer, source, scaled=scaled, prefetch=prefetch, replicas=replicas)
     workers.broadcast(variables)
     step = optimizer.apply
 
@@ -87,8 +89,29 @@ def prepare(
     optimizer.apply = apply
     dataset = BalancedDataset(source.spec, balanced)
     guard(model, optimizer, workers, balanced, dataset)
-    setattr(optimizer, _PREPARED, True)
+    for each in (optimizer, getattr(optimizer, "inner_optimizer", optimizer)):
+        setattr(each, _PREPARED, True)
+    if workers.count > 1:
+        _refuse_others(balanced)
     return model, optimizer, dataset
+
+
+def _refuse_others(balanced: Balanced) -> None:
+    """Refuse the steps of other optimizers in a loop over the batches, on gradients of this worker alone."""
+    kind = tf.keras.optimizers.Optimizer
+    step = kind.apply
+
+    @functools.wraps(step)
+    def apply(optimizer: Any, *arguments: Any, **options: Any) -> Any:
+        if balanced.looping and not getattr(optimizer, _PREPARED, False):
+            raise ConfigError(
+                f"the optimizer {type(optimizer).__name__} was not prepared and steps in the loop over the prepared"
+                " dataset, on gradients of this worker alone: make one model of all layers, and give the prepared"
+                " optimizer all gradients of a batch in one call"
+            )
+        return step(optimizer, *arguments, **options)
+
+    kind.apply = apply
 
 
 def _require_model(model: Any) -> None:

@@ -48,6 +48,11 @@ class _WrappedOptimizer(torch.optim.Optimizer):
         self._optimizer.add_param_group(param_group)
 
 
+def is_initialised(optimizer: object) -> bool:
+    """True if its class called the `__init__` of `torch.optim.Optimizer`, without which it takes no hooks."""
+    return hasattr(optimizer, "_optimizer_step_pre_hooks")
+
+
 @final
 class WindowedOptimizer(_WrappedOptimizer):
     """The user's optimizer, stepping and clearing gradients only at the last micro-batch of an iteration.

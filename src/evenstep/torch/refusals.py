@@ -13,6 +13,7 @@ from evenstep.torch.data.loader import PreparedLoader
 from evenstep.torch.data.order import EpochOrder
 from evenstep.torch.data.sampling import Positions, Sampling
 from evenstep.torch.model import PreparedModel, device_of, is_sharded, was_prepared
+from evenstep.torch.optimizers import is_initialised
 from evenstep.torch.processes.workers import Workers
 from evenstep.torch.request import RunRequest
 
@@ -159,6 +160,11 @@ def require_loader(loader: object, *, streams: bool = False) -> DataLoader[Any]:
 def _require_optimizers(request: RunRequest, workers: Workers) -> None:
     trained = {id(parameter) for model in request.models for parameter in model.parameters()}
     for optimizer in request.optimizers:
+        if not is_initialised(optimizer):
+            raise ConfigError(
+                f"the optimizer {type(optimizer).__name__} does not call the __init__ of torch.optim.Optimizer, so that"
+                " nothing tells when it steps: call it there, or give prepare the optimizer that it is around"
+            )
         if not any(id(parameter) in trained for group in optimizer.param_groups for parameter in group["params"]):
             raise ConfigError("the optimizer has no parameter of the model: build it from model.parameters()")
         if isinstance(optimizer, torch.optim.LBFGS) and workers.count > 1:

@@ -25,7 +25,7 @@ from evenstep.torch.data.own_batches import PreparedShares
 from evenstep.torch.engines.collective import CommHook
 from evenstep.torch.engines.engine import NO_BATCH
 from evenstep.torch.model import PreparedModel, unwrapped
-from evenstep.torch.optimizers import ServedOptimizer, WindowedOptimizer
+from evenstep.torch.optimizers import ServedOptimizer, WindowedOptimizer, is_initialised
 from evenstep.torch.processes.workers import Workers
 from evenstep.torch.request import RunRequest, SessionOptions
 from evenstep.torch.running import Running
@@ -113,7 +113,7 @@ class Session:
         """
         self._require_open("an optimizer")
         self._optimizers.append(optimizer)
-        if isinstance(optimizer, torch.optim.Optimizer):
+        if is_initialised(optimizer):
             self._guards.append(optimizer.register_step_pre_hook(self._require_unstrayed))
         self._wrapped.append(self._wrap(optimizer))
         return self._wrapped[-1]  # type: ignore[no-any-return]
