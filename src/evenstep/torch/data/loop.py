@@ -259,6 +259,7 @@ class BatchLoop(ABC):
         ledger, shares, make, cut = self._begin_loop()
         misses = self._misses
         self._at.looping = self._left = True
+        alike = self._started.terms.alike
         try:
             while (share := shares.share()) is not None:
                 for piece in (share,) if cut is None else cut(share):
@@ -277,7 +278,7 @@ class BatchLoop(ABC):
                             iteration=self._handed_out,
                             done=self._at.done,
                             origin=self._origin,
-                            checksum=checksum_of_batch(batch) if self._started.terms.alike else 0,
+                            checksum=checksum_of_batch(batch) if alike else 0,
                             traces=self._traces,
                         )
                     )
