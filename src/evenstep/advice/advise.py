@@ -139,7 +139,7 @@ def advise(
 
 
 def balancing(verdict: Verdict, machines: Callable[[], Machines], then: str) -> str:
-    """What `lb-bsp` would gain over a run under `bsp`, as `evenstep plan` predicts it; and `then`, where it does gain.
+    """Return the gain of `lb-bsp` over a run under `bsp`, as `evenstep plan` predicts it, and where there is one, `then`.
 
     Empty where the verdict says that sizes cannot help.
     """
