@@ -139,7 +139,7 @@ def advise(
 
 
 def balancing(verdict: Verdict, machines: Callable[[], Machines], then: str) -> str:
-    """Return the gain of `lb-bsp` over a run under `bsp`, as `evenstep plan` predicts it, and where there is one, `then`.
+    """Return the gain of `lb-bsp` over a run under `bsp`, as `evenstep plan` predicts it, and `then` if it gains.
 
     Empty where the verdict says that sizes cannot help.
     """
