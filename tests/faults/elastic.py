@@ -115,7 +115,7 @@ def check(cell, outcome):
     wrong += [] if len(outcome.finished) == cell.members else [f"finished: {sorted(outcome.finished)}"]
     named = [int(each) for each in outcome.fired if each.isdecimal()]
     for each in named:
-        name = f"(worker|replica) {each},? {'.*rank 1 ' if cell.split and cell.fault != 'stopped' else ''}"
+        name = f"(worker|replica) {each},? {f'.*rank {cell.rank} ' if cell.split and cell.fault != 'stopped' else ''}"
         if not re.search(rf"evenstep: {name}.*{re.escape(cell.why)}" if cell.why else "", outcome.terminal):
             wrong.append(f"worker {each} is not named with the reason")
     wrong += _check_steps(outcome)

@@ -31,7 +31,7 @@ class ElasticCell:
     """A fault of one replica, or of two in the same step.
 
     At the moments `joins` and `sends` replica 2 has been killed before, and its second process joins. With `split`, the
-    dimension of a mesh, replicas have two processes each, and it is the second of them.
+    dimension of a mesh, replicas have two processes each, and it is the one of this `rank` among them.
     """
 
     fault: str
@@ -40,9 +40,11 @@ class ElasticCell:
     second_victim: int = -1
     hosts: int = 1
     split: tuple = ()
+    rank: int = 0
 
     def __str__(self):
-        return "-".join(["elastic", self.moment, self.what, str(self.hosts), *self.split]).replace(" ", "-")
+        split = [*self.split, str(self.rank)] if self.split else []
+        return "-".join(["elastic", self.moment, self.what, str(self.hosts), *split]).replace(" ", "-")
 
     @property
     def processes(self):
@@ -92,7 +94,7 @@ class ElasticCell:
         """Of the table: the cell, and the seconds from the fault to the next step that counts."""
         two = {"killed": "two killed", "stopped": "two stopped", "hangs": "two hang"}
         outside = {LINK: f"link {self.fault}", HOST: "Lighthouse killed"}
-        what = f"one of two processes {self.fault}" if self.split else self.fault
+        what = f"rank {self.rank} of two {self.fault}" if self.split else self.fault
         what = two[self.fault] if self.second_victim >= 0 else outside.get(self.victim, what)
         return [ELASTIC, "", self.moment, what, "finish", round(seconds, 1)]
 
@@ -109,8 +111,9 @@ def elastic_cells():
     cells += [ElasticCell(fault, PERIOD, 1) for fault in ("killed", "stopped", "raises", "hangs")]
     cells += [ElasticCell(fault, "mid-epoch", 0, 2) for fault in ("killed", "stopped", "hangs")]
     cells += [ElasticCell(fault, "mid-epoch", LINK, hosts=2) for fault in ("cut", "cut for a while")]
-    cells += [ElasticCell(fault, "mid-epoch", 1, split=("tp",)) for fault in ("killed", "raises", "stopped")]
-    cells += [ElasticCell("killed", "joins", 2, split=("tp",))]
+    split = [("killed", 0), ("stopped", 0), ("killed", 1), ("raises", 1), ("stopped", 1)]
+    cells += [ElasticCell(fault, "mid-epoch", 1, split=("tp",), rank=rank) for fault, rank in split]
+    cells += [ElasticCell("killed", "joins", 2, split=("tp",), rank=1)]
     return [*cells, ElasticCell("killed and started again", "mid-epoch", HOST, hosts=2)]
 
 

@@ -92,7 +92,7 @@ waited for six times `--timeout`. The machine ran other tests meanwhile.
 - **raises**: an exception in the script; **hangs**: the main thread waits for ever
 - **link cut**: on the side of the second host, for 3 s or for good; then `evenstep run` ends there with an error, once
   its replica has asked for the others for six times `--timeout` and was started again in vain
-- **one of two processes**: of a replica, with `--nproc-per-replica 2`, under tensor parallelism
+- **rank 0 of two**, **rank 1 of two**: of the processes of a replica, with `--nproc-per-replica 2`, under tensor parallelism
 - **Lighthouse killed**: `evenstep run` on the first host, with its replicas; then the same command again
 """
 FRAMEWORKS = {
