@@ -92,7 +92,7 @@ waited for six times `--timeout`. The machine ran other tests meanwhile.
 - **raises**: an exception in the script; **hangs**: the main thread waits for ever
 - **link cut**: on the side of the second host, for 3 s or for good; then `evenstep run` ends there with an error, once
   its replica has asked for the others for six times `--timeout` and was started again in vain
-- **rank 0 of two**, **rank 1 of two**: of the processes of a replica, with `--nproc-per-replica 2`, under tensor parallelism
+- **rank 0 of two**, **rank 1 of two**: of a replica's processes, with `--nproc-per-replica 2` and tensor parallelism
 - **Lighthouse killed**: `evenstep run` on the first host, with its replicas; then the same command again
 """
 FRAMEWORKS = {
@@ -147,7 +147,7 @@ def _framework(framework, rows, held):
     """A table of faults by moments, under a heading."""
     name, package, intro = FRAMEWORKS[framework]
     cells = held | {(fault, moment): _outcome([(outcome, s)]) for _, _, moment, fault, outcome, s in rows}
-    faults, moments = ([each for each in _ORDER if any(key[at] == each for key in cells)] for at in (0, 1))
+    faults, moments = (sorted(dict.fromkeys(key[at] for key in cells), key=_place) for at in (0, 1))
     yield f"## {name}\n"
     yield intro
     of = package if framework == "elastic" else name
@@ -156,6 +156,10 @@ def _framework(framework, rows, held):
     yield _line(["---"] * (1 + len(moments)))
     for fault in faults:
         yield _line([fault, *(cells.get((fault, moment), "") for moment in moments)])
+
+
+def _place(name):
+    return (_ORDER.index(name) if name in _ORDER else len(_ORDER), name)
 
 
 def _single(rows):
