@@ -20,7 +20,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.values import UNLIMITED
 from evenstep.launch.launch_settings import A_TIMEOUT, LaunchSettings, read_timeout
 from evenstep.launch.survey import Survey
-from evenstep.schemes import Scheme, in_local_steps, in_micro_batches, parse_scheme, static
+from evenstep.schemes import Scheme, in_batches, parse_scheme, static
 from evenstep.schemes.given_sizes import Sizes, read_sizes
 from evenstep.torch.data.sampling import Sampling
 from evenstep.torch.engines.collective import CommHook
@@ -315,9 +315,7 @@ class RunRequest:
                 f"the steps of a period of {scheme.name!r} are on the loader's own batches: leave out"
                 " global_batch_size, and set the loader's batch_size"
             )
-        if self.accumulation == 1:
-            return in_local_steps(scheme, sampling.batch_size)
-        return in_micro_batches(scheme, sampling.batch_size)
+        return in_batches(scheme, sampling.batch_size)
 
     def _plain_scheme(self) -> Scheme:
         if self.batch_sizes is not None:
