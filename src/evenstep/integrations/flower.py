@@ -216,9 +216,12 @@ class LoadBalanced(Wrapper):
     def _learn(self, replies: list[Message]) -> None:
         """Learn the nodes' speeds, and remove the seconds from these usable replies."""
         away = [self._away.pop(reply.metadata.reply_to_message_id, None) for reply in replies]
-        for reply, seconds in zip(replies, away, strict=True):  # All, since what is believed depends on their median.
-            if seconds is not None and seconds > 0.0 and (said := said_seconds(reply)) > 0.0:
-                self._times.observe(reply.metadata.src_node_id, said, seconds)
+        told = {
+            reply.metadata.src_node_id: (said, seconds)
+            for reply, seconds in zip(replies, away, strict=True)
+            if seconds is not None and seconds > 0.0 and (said := said_seconds(reply)) > 0.0
+        }
+        self._times.observe(told)  # All first, since the bounds follow from their median.
         for reply, seconds in zip(replies, away, strict=True):
             node, taken = reply.metadata.src_node_id, taken_seconds(reply.content)
             if node in self._begun:  # Without a message from here, a node's work is not known.
@@ -233,11 +236,11 @@ class LoadBalanced(Wrapper):
         elif not isinstance(seconds, int | float) or not 0.0 < seconds < math.inf:
             _log.warning("node %d says that it has trained for %s seconds, which is left out", node, shown(seconds))
         else:
-            believed = self._times.believe(node, float(seconds), away)
-            if believed.reason is not None:
-                counted = believed.seconds
-                _log.warning("node %d says %.3g s, which count as %.3g: %s", node, seconds, counted, believed.reason)
-            self._work.observe(node, work, believed.seconds)
+            counted = self._times.bounded(float(seconds), away)
+            if away is not None and not 0.5 <= counted / seconds <= 2.0:
+                why = f"it was away for {away:.3g} s"
+                _log.warning("node %d says %.3g s, which count as %.3g: %s", node, seconds, counted, why)
+            self._work.observe(node, work, counted)
 
     def _count(self, reply: Message) -> None:
         """Give a usable reply its weight and, if it is late, rebase it on the current model."""
