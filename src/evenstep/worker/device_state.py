@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any, Final, Self, final
 
 from evenstep.telemetry.events import DeviceSampled, Event, IterationDone
-from evenstep.telemetry.recorder import Selective
+from evenstep.telemetry.recorder import Recorder
 
 _SECONDS: Final = 1.0
 """The least time between two samples: NVML itself averages over up to a second."""
@@ -24,12 +24,12 @@ class WithDevice:
         clock: In seconds.
     """
 
-    def __init__(self, recorder: Selective, nvml: ModuleType, handle: Any, clock: Callable[[], float]) -> None:  # noqa: ANN401 - NVML's own
+    def __init__(self, recorder: Recorder, nvml: ModuleType, handle: Any, clock: Callable[[], float]) -> None:  # noqa: ANN401 - NVML's own
         self._recorder, self._nvml, self._handle, self._clock = recorder, nvml, handle, clock
         self._due = 0.0
 
     @classmethod
-    def of(cls, recorder: Selective, device: str, clock: Callable[[], float]) -> Self | Selective:
+    def of(cls, recorder: Recorder, device: str, clock: Callable[[], float]) -> Self | Recorder:
         """The recorder with the state of this device, as the agreement names it; without NVML or a GPU as it is."""
         if not device.startswith("GPU-"):
             return recorder
@@ -41,10 +41,6 @@ class WithDevice:
             nvml.nvmlInit()
             return cls(recorder, nvml, nvml.nvmlDeviceGetHandleByUUID(device), clock)
         return recorder
-
-    def takes(self, kind: type[Event]) -> bool:
-        """True if the recorder takes such events."""
-        return self._recorder.takes(kind)
 
     def record(self, event: Event) -> None:
         """Keep one event, and after an iteration the state of the GPU if it is due."""

@@ -14,7 +14,7 @@ from evenstep.core.load.narx import Narx
 from evenstep.core.values import Factors
 from evenstep.launch.launch_settings import VARIABLE, VARIABLES, LaunchSettings
 from evenstep.launch.marks import leave_line
-from evenstep.telemetry import SCHEMA, JsonlRecorder, Logged, Silent
+from evenstep.telemetry import SCHEMA, JsonlRecorder, Recorder, Silent
 from evenstep.telemetry.events import Ended, Run
 from evenstep.telemetry.say import say
 from evenstep.worker.activity import Activity
@@ -40,7 +40,7 @@ def open_tracker(
     threads: int = 1,
     memory: LearntLimit | None = None,
     lags: Sequence[int] | None = None,
-    recorder: Logged | None = None,
+    recorder: Recorder | None = None,
     leads: bool = True,
 ) -> Tracker:
     """Make the tracker of this worker's iterations, with all that it keeps of the run.
@@ -68,8 +68,7 @@ def open_tracker(
             factors=(hold or FactorSampler(threads=threads, clock=clock)).sample if forecasts else Factors,
             memory=memory,
         ),
-        recorder=recorder
-        or Logged(kept if folder is None else WithDevice.of(kept, records[rank]["device"], clock), rank),
+        recorder=recorder or (kept if folder is None else WithDevice.of(kept, records[rank]["device"], clock)),
         follows_speed=scheme.load.follows_speed,
         lags=lags,
         tells_plans=first_on_host or scheme.served is not None,
