@@ -92,13 +92,8 @@ def _among(value: object, known: Sequence[object]) -> object:
 
 _empty = partial(_among, known=("copy", "shrink", None))
 _partition = partial(_among, known=(None, "common", "private"))
+_weights = partial(_among, known=("samples", "script"))
 _uneven = partial(_among, known=("continue", "stop"))
-
-
-def _weights(value: object) -> object:
-    if value not in ("samples", "script") and not callable(value):
-        raise TypeError("no weights")
-    return value
 
 
 def _comm_hook(value: object) -> object:
@@ -182,9 +177,7 @@ class RunRequest:
     empty: Annotated[str | None, Argument("'copy' or 'shrink'", _empty)] = "copy"
     partition: Annotated[str | None, Argument("'common' or 'private'", _partition)] = None
     uneven: Annotated[str, Argument("'continue' or 'stop'", _uneven)] = "continue"
-    weights: Annotated[Weights, Argument("'samples', 'script', or a function from a share to its weight", _weights)] = (
-        "samples"
-    )
+    weights: Annotated[Weights, Argument("'samples' or 'script'", _weights)] = "samples"
     accumulation: Annotated[int, whole(1, UNLIMITED)] = 1
     loader: DataLoader[Any] = None  # type: ignore[assignment]  # Before the session starts.
     cost: object = None
