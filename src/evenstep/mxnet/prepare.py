@@ -21,7 +21,7 @@ from evenstep.schemes import Scheme
 from evenstep.worker.api.ahead import Ahead
 from evenstep.worker.api.balanced_loader import BalancedLoader, LoaderOptions, balance
 from evenstep.worker.api.balancer import Balancer
-from evenstep.worker.api.others import Others
+from evenstep.worker.api.others import refused
 from evenstep.worker.api.replicas import Replicas
 from evenstep.worker.api.share_batches import ShareBatches
 
@@ -35,7 +35,7 @@ _OTHER: Final = (
     " give one trainer the parameters of all nets, and step once for each batch"
 )
 # A prepared trainer has a step of its own. The store of another would never answer.
-_OTHERS: Final = Others(gluon.Trainer, "step", lambda trainer: None if "step" in vars(trainer) else _OTHER)
+_LOOP: Final = partial(refused, gluon.Trainer, "step", lambda trainer: None if "step" in vars(trainer) else _OTHER)
 
 
 def prepare(
@@ -107,7 +107,7 @@ class Loader(BalancedLoader):
             workers.rows.gather, lambda: {each.name: each.data().asnumpy() for each in trainer._params}
         )
         ahead = Ahead(partial(_batch, loader), partial(_begin, loader) if loader._num_workers else None)
-        self._batches = ShareBatches(balancer, ahead, f"the step on the last one: {_NO_STEP}", _OTHERS)
+        self._batches = ShareBatches(balancer, ahead, f"the step on the last one: {_NO_STEP}", _LOOP)
         if loader._num_workers:  # A pool thread that is alive at exit could abort the process.
             atexit.register(loader._worker_pool.join)
             atexit.register(loader._worker_pool.terminate)  # Exit functions registered last run first.

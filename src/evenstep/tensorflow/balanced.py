@@ -1,6 +1,8 @@
 """Behind a barrier: the optimizer steps on the gradient of the union of all workers' batches."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -11,7 +13,7 @@ from evenstep.tensorflow.source import Source
 from evenstep.tensorflow.workers import Peers
 from evenstep.worker.api.ahead import Ahead, in_thread
 from evenstep.worker.api.balancer import Balancer
-from evenstep.worker.api.others import Others
+from evenstep.worker.api.others import refused
 from evenstep.worker.api.replicas import Replicas
 from evenstep.worker.api.share_batches import ShareBatches
 
@@ -31,9 +33,6 @@ def _refusal(optimizer: Any) -> str | None:
         " gradients of this worker alone: make one model of all layers, and give the prepared optimizer all gradients"
         " of a batch in one call"
     )
-
-
-_OTHERS: Final = Others(tf.keras.optimizers.Optimizer, "apply", _refusal)
 
 
 @final
@@ -65,17 +64,17 @@ class Balanced:
             build=tf.nest.pack_sequence_as,
         )
         before = f"the step on the last one: {_NO_STEP}, and without prefetch()"
-        self._batches = ShareBatches(balancer, ahead, before, _OTHERS if workers.count > 1 else None)
+        loop = partial(refused, tf.keras.optimizers.Optimizer, "apply", _refusal) if workers.count > 1 else nullcontext
+        self._batches = ShareBatches(balancer, ahead, before, loop)
         self._epoch: Iterator[Share] = iter(())
+        self._loop = self._batches.of(())
 
     def batches(self) -> Iterator[Any]:
         """This worker's batches of the next epoch."""
         self.settle()
-        epoch = self._epoch = self.balancer.epoch()
-        for batch in self._batches.of(epoch):
-            yield batch
-            if self._epoch is not epoch:
-                return  # It was ended in the meantime.
+        self._epoch = self.balancer.epoch()
+        self._loop = self._batches.of(self._epoch)
+        yield from self._loop
 
     @property
     def current(self) -> "Share | None":
@@ -87,8 +86,7 @@ class Balanced:
         last = self.current is not None and self.current.iteration == self.balancer.iterations - 1
         if last and not self._batches.due:
             next(self._epoch, None)
-            self._epoch = iter(())
-            self._batches.leave()
+            self._loop.close()
 
     def combine(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], Any]:
         """Return the gradients of the variables to step on, and the weight for `average`.

@@ -1,42 +1,27 @@
 """Refuses the steps of what was not prepared, in a loop over prepared batches: its gradients are one worker's alone."""
 
 import functools
-from collections.abc import Callable
-from typing import final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from evenstep.core.errors import ConfigError
 
 
-@final
-class Others:
-    """Wraps the step of a framework's class as long as a script is in such a loop.
+@contextmanager
+def refused(kind: type, step: str, refusal: Callable[[object], str | None]) -> Iterator[None]:
+    """Wrap a class's method `step`, in this context; `refusal` says why an object may not call it, None if it may."""
+    usual, inside = getattr(kind, step), True
 
-    Args:
-        kind: The class.
-        step: The name of its method.
-        refusal: Says why an object of the class may not step now; None if it was prepared.
-    """
+    @functools.wraps(usual)
+    def wrapped(stepped: object, *arguments: object, **options: object) -> object:
+        if inside and (why := refusal(stepped)) is not None:
+            raise ConfigError(why)
+        return usual(stepped, *arguments, **options)
 
-    def __init__(self, kind: type, step: str, refusal: Callable[[object], str | None]) -> None:
-        self._kind, self._step, self._refusal = kind, step, refusal
-        self._loops: set[object] = set()
-
-    def begin(self, loop: object) -> None:
-        """Refuse them from now on, until all loops have ended."""
-        if not self._loops:
-            self._usual = step = getattr(self._kind, self._step)
-
-            @functools.wraps(step)
-            def wrapped(stepped: object, *arguments: object, **options: object) -> object:
-                if (why := self._refusal(stepped)) is not None:
-                    raise ConfigError(why)
-                return step(stepped, *arguments, **options)
-
-            setattr(self._kind, self._step, wrapped)
-        self._loops.add(loop)
-
-    def end(self, loop: object) -> None:
-        """Note that this loop has ended, if it had begun."""
-        if self._loops == {loop}:
-            setattr(self._kind, self._step, self._usual)
-        self._loops.discard(loop)
+    setattr(kind, step, wrapped)
+    try:
+        yield
+    finally:
+        inside = False
+        if getattr(kind, step) is wrapped:  # Otherwise another loop has wrapped it meanwhile.
+            setattr(kind, step, usual)
