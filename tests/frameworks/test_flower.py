@@ -308,14 +308,6 @@ def test_a_node_that_lies_is_named_and_bounded(logged, said):
     assert federation.now < 1.2 * honest.now
 
 
-def test_weights_by_samples_are_those_that_were_processed(logged):
-    federation = Federation(client(lambda node, number: float(node == 13)), SPEEDS)
-    result = started(balanced(federation, weights="samples"), federation, 1)
-    assert result.arrays["w"].numpy()[0] == pytest.approx(1 / 3)
-    result = started(balanced(federation, weights="samples"), federation, 2)
-    assert result.arrays["w"].numpy()[0] == pytest.approx(1 / 3 + 48 / 84)
-
-
 @pytest.mark.parametrize("sync", ["asp", "ssp:bound=1", "dssp:lower=1,upper=4", "bsp", "grouped:groups=2"])
 def test_without_rounds_all_work_is_in_the_model(logged, sync):
     federation = Federation(client(), SPEEDS)

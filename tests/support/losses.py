@@ -5,7 +5,7 @@ import warnings
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import cross_entropy, nll_loss, normalize
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
@@ -14,6 +14,7 @@ import evenstep.torch
 WORKERS, SIZES, EPOCHS = 3, [12, 9, 3], 5
 SHORT = {"samples": 9 * sum(SIZES) + 1}
 """The last slice is one sample: a worker has it, twice if it has a minimum, and the others copies of it."""
+CROSS_ENTROPY = torch._C._nn.cross_entropy_loss
 CLASS_WEIGHTS = torch.tensor([1.0, 0.2, 3.5], dtype=torch.float64)
 
 
@@ -55,6 +56,23 @@ def weighted_by_class(scores, labels, loader):
     return cross_entropy(scores, labels, CLASS_WEIGHTS)
 
 
+def weighted_by_class_over_len(scores, labels, loader):
+    return cross_entropy(scores, labels, CLASS_WEIGHTS) * CLASS_WEIGHTS[labels].sum() / len(labels)
+
+
+def weighted_by_class_alone(scores, labels, loader):
+    return cross_entropy(scores, labels, CLASS_WEIGHTS, label_smoothing=0.1)
+
+
+def some_ignored(scores, labels, loader):
+    return nll_loss(scores.log_softmax(1), labels, ignore_index=1)
+
+
+def raised(scores, labels, loader):
+    assert torch._C._nn.cross_entropy_loss is not CROSS_ENTROPY
+    raise evenstep.ConfigError("mine")
+
+
 def divided_by_a_constant(scores, labels, loader):
     return cross_entropy(scores, labels, reduction="sum") / 8
 
@@ -87,6 +105,10 @@ def all_rows_against_all(scores, labels, loader):
     return contrasted(evenstep.torch.all_gather(scores), labels)
 
 
+def all_rows_by_weight(scores, labels, loader):
+    return contrasted_by_weight(evenstep.torch.all_gather(scores), labels)
+
+
 def two_views_of_all(scores, labels, loader):
     return evenstep.torch.all_gather(torch.cat([scores, scores.square()])).square().mean()
 
@@ -111,6 +133,12 @@ def contrasted(scores, labels):
     return cross_entropy(5 * rows @ rows.T, torch.arange(len(rows)))
 
 
+def contrasted_by_weight(scores, labels):
+    rows = normalize(scores)
+    weight = torch.linspace(1, 9, len(rows), dtype=torch.float64)
+    return cross_entropy(5 * rows @ rows.T, torch.arange(len(rows)), weight)
+
+
 def union(scores, labels):
     return cross_entropy(scores, labels)
 
@@ -121,6 +149,10 @@ def views(scores, labels):
 
 def weighted_union(scores, labels):
     return cross_entropy(scores, labels, CLASS_WEIGHTS)
+
+
+def weighted_union_over_len(scores, labels):
+    return cross_entropy(scores, labels, CLASS_WEIGHTS, reduction="sum") / len(labels)
 
 
 class WithLoss(torch.nn.Module):
@@ -150,6 +182,7 @@ EXACT = {
     "a mean beside a probe": (mean_beside_a_probe, {}, union),
     "a sum with its weight": (sum_with_the_weight_of_a_sum, {}, union),
     "class weights, and weigh_by": (weighted_by_class, {}, weighted_union),
+    "class weights over len": (weighted_by_class_over_len, {}, weighted_union_over_len),
     "counts of all, and weights": (divided_by_the_counts_of_all, {"weights": "script"}, union),
     "counts of all without copies": (divided_by_the_own_samples_of_all, {"weights": "script", **SHORT}, union),
     "counts of all without doubles": (
@@ -159,6 +192,7 @@ EXACT = {
     ),
     "own rows against all": (own_rows_against_all, {}, contrasted),
     "all rows against all": (all_rows_against_all, {}, contrasted),
+    "all rows by weight": (all_rows_by_weight, {}, contrasted_by_weight),
     "two views of all": (two_views_of_all, {}, views),
     "class weights of all, and weights": (divided_by_the_class_weights_of_all, {"weights": "script"}, weighted_union),
 }
@@ -171,6 +205,7 @@ REFUSED = {
 }
 WITHIN = {"a constant within the model": WithLoss, "a constant within the model, and scores": WithScores}
 
+WEIGHED = {"class weights": weighted_by_class_alone, "ignored targets": some_ignored}
 GATHERED = {"a gather": gathered_as_if_alike, "a gather with gradients": gathered_as_if_alike_with_gradients}
 RAGGED = {"a gather in other shapes": gathered_in_other_shapes}
 
@@ -182,7 +217,8 @@ def together():
         name: trained(*each)
         for name, each in {
             **given,
-            **{name: (of, {}) for name, of in (REFUSED | GATHERED | RAGGED).items()},
+            "an error of the script": (raised, {}),
+            **{name: (of, {}) for name, of in (REFUSED | WEIGHED | GATHERED | RAGGED).items()},
             **{name: (divided_by_a_constant, {"within": kind}) for name, kind in WITHIN.items()},
         }.items()
     }
@@ -210,6 +246,7 @@ def trained(loss_of, options):
                 came_to = weights(model)
             except evenstep.ConfigError as error:
                 came_to = str(error)
+    assert torch._C._nn.cross_entropy_loss is CROSS_ENTROPY
     return came_to, [str(each.message) for each in caught]
 
 

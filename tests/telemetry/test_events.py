@@ -13,15 +13,13 @@ from evenstep.cluster import parse_cluster
 from evenstep.core.errors import ConfigError
 from evenstep.schemes import parse_scheme
 from evenstep.sim import Log, Scenario, simulate
-from evenstep.telemetry import SCHEMA, JsonlRecorder, Logged, RunTail, Silent, Tail, read_events
+from evenstep.telemetry import SCHEMA, JsonlRecorder, RunTail, Tail, read_events
 from evenstep.telemetry.events import (
     RECORDS,
     Disturbed,
     Ended,
     Failed,
     IterationDone,
-    Planned,
-    RanOutOfMemory,
     Run,
 )
 from evenstep.telemetry.reading import event_of
@@ -122,7 +120,7 @@ def test_what_cannot_be_understood_is_one_sentence(line, fragment, tmp_path):
 
 
 def test_each_kind_has_one_record():
-    assert len(RECORDS) == 29
+    assert len(RECORDS) == 28
     assert all(record.__struct_config__.tag == kind for kind, record in RECORDS.items())
 
 
@@ -154,35 +152,6 @@ def test_files_that_come_later_are_followed_too(tmp_path):
     for number, name in enumerate(("worker-10", "server-0", "launcher")):
         (tmp_path / f"{name}.jsonl").write_bytes(line_of(end(number)))
         assert list(tail.new()) == [end(number)]
-
-
-def test_what_matters_is_logged_with_the_rank_named(caplog):
-    logged = Logged(Silent(), 3)
-    parts = dict.fromkeys(("input_seconds", "compute_seconds", "wait_seconds", "comm_seconds"), 0.0)
-    with caplog.at_level("DEBUG", logger="evenstep"):
-        logged.record(Run(worker=3, scheme="lb-bsp", workers=4, global_batch_size=64, iterations_per_epoch=1))
-        logged.record(IterationDone(worker=3, iteration=1, at=0.0, samples=1, iteration_seconds=1.0, **parts))
-        logged.record(Planned(worker=3, iteration=2, batch_sizes=[16, 16, 16, 16]))
-        logged.record(Disturbed(worker=3, iteration=3, at=1.0, factor=4.0, extra_seconds=0.05))
-        logged.record(RanOutOfMemory(worker=3, iteration=3, device="cpu", samples=24, largest_run=0))
-        logged.record(Failed(worker=3, iteration=9, at=1.0, type="ValueError", text="no good"))
-    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
-        ("INFO", "worker 3: lb-bsp with 4 workers, global batch 64"),
-        ("DEBUG", "worker 3: sizes from iteration 2: [16, 16, 16, 16]"),
-        ("INFO", "worker 3: slowed from iteration 3 by 4x + 50 ms"),
-        ("WARNING", "worker 3: out of memory with a batch of 24 samples"),
-        ("ERROR", "worker 3: failed: ValueError: no good"),
-    ]
-
-
-def test_only_what_is_kept_or_shown_has_to_be_made(caplog, tmp_path):
-    shown = Logged(Silent(), 0)
-    for level, kinds in (("ERROR", {Failed}), ("INFO", {Failed, Run, Disturbed, RanOutOfMemory})):
-        with caplog.at_level(level, logger="evenstep"):
-            assert {kind for kind in RECORDS.values() if shown.takes(kind)} == kinds
-    kept = Logged(JsonlRecorder(tmp_path, 0), 0)
-    assert all(kept.takes(kind) for kind in RECORDS.values())
-    kept.close()
 
 
 def test_slowness_is_told_when_it_begins_and_when_it_ends(run_dir):

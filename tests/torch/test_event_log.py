@@ -1,6 +1,5 @@
 """What a worker writes down of its own beside its iterations."""
 
-import logging
 import sys
 import warnings
 
@@ -80,7 +79,6 @@ def test_without_a_run_directory_no_event_of_an_iteration_is_made(monkeypatch):
     ):
         monkeypatch.setattr(module, name, lambda *, kind=name, **_: made.append(kind))
     model, optimizer, loader = prepared(None, emulate=parse_cluster(SPELL))
-    monkeypatch.setattr(logging.getLogger("evenstep"), "level", logging.WARNING)
     train(model, optimizer, loader)
     loader.close()
     assert made == []

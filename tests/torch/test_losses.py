@@ -32,6 +32,17 @@ def test_a_loss_that_does_not_fall_as_batches_grow_is_refused_on_all_workers(fou
     )
 
 
+@pytest.mark.parametrize("name", losses.WEIGHED)
+def test_a_mean_over_weights_or_over_some_targets_is_refused_on_all_workers_without_weigh_by(found, name):
+    sentences = {each[name][0] for each in found}
+    assert len(sentences) == 1
+    assert "not in proportion to samples: in 20 iterations with batches such as [12, 9, 3]" in sentences.pop()
+
+
+def test_pytorch_has_its_own_losses_back_after_an_error_of_the_script(found):
+    assert {each["an error of the script"][0] for each in found} == {"mine"}
+
+
 @pytest.mark.parametrize("name", losses.GATHERED)
 def test_a_gather_that_would_abort_is_refused(found, name):
     for each in found:

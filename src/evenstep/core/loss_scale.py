@@ -15,6 +15,21 @@ _FEWEST: Final = 10
 """The fewest iterations for a decision: with fewer, the error is not known."""
 _STEEP: Final = 0.25
 """The least mean log ratio of the halves of a batch that tells of an order; a smaller one moves no exponent far."""
+_ALIKE: Final = 1.05
+"""The ratio of two workers' divisors that is no reason to refuse a loss: it is that of counts that vary little."""
+
+
+def is_divided_alike(ratios: FloatArray) -> bool:
+    """True if what a mean is divided by is, on each worker, in proportion to what it should be, or is not known.
+
+    Args:
+        ratios: What it should be over what it is, float64 of shape [iterations, workers]; not above 0 if unknown.
+
+    >>> is_divided_alike(np.tile([1.0, 1.02], (20, 1))), is_divided_alike(np.tile([1.0, 1.2], (20, 1)))
+    (True, False)
+    """
+    known = ratios[(np.isfinite(ratios) & (ratios > 0)).all(1)]
+    return len(known) < _FEWEST or float(np.median(known.max(1) / known.min(1))) < _ALIKE
 
 
 def is_mean_by_norms(sizes: IntArray, norms: FloatArray) -> bool | None:

@@ -174,13 +174,6 @@ def _as(array: Array, own: Array) -> Array:
     return Array(np.asarray(values if "float" in own.dtype else np.rint(values), dtype=own.dtype))
 
 
-def set_examples(content: RecordDict, key: str, examples: int) -> None:
-    """Set the weight of a reply."""
-    for metrics in content.metric_records.values():
-        if key in metrics:
-            metrics[key] = examples
-
-
 def rebased(
     content: RecordDict, old: ArrayRecord, new: ArrayRecord, factor: float, statistics: Collection[str]
 ) -> RecordDict:

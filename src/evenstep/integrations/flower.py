@@ -38,7 +38,6 @@ from evenstep.integrations._flower_records import (
     of_one_form,
     rebased,
     said_seconds,
-    set_examples,
     taken_seconds,
     with_types,
     with_work,
@@ -70,8 +69,6 @@ class LoadBalanced(Wrapper):
             all replies, up to the timeout.
         late: A reply that comes after its round counts in the `next` one by its staleness, or is dropped (`drop`).
             Until the reply comes, its node gets no other work.
-        weights: `examples`: replies count by `num-examples`, the sizes of the datasets. `samples`: by the samples
-            that they processed, which changes the objective unless all batches are equal.
         statistics: Parts of the names of arrays that are statistics of the data, which late replies shift to theirs.
         run_dir: The folder for the events that `evenstep report` reads.
         clock: Returns seconds, such as `time.monotonic`.
@@ -90,14 +87,12 @@ class LoadBalanced(Wrapper):
         mode: Mode = "batch",
         patience: float | None = None,
         late: Literal["next", "drop"] = "next",
-        weights: Literal["examples", "samples"] = "examples",
         statistics: Collection[str] = STATISTICS,
         run_dir: str | Path | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         one_of("late", late, ("next", "drop"))
-        one_of("weights", weights, ("examples", "samples"))
         super().__init__(strategy, statistics)
         scheme = parse_scheme(load)
         if scheme.served is not None or scheme.period is not None:
@@ -111,8 +106,7 @@ class LoadBalanced(Wrapper):
         self._named: set[int | str] = set()  # Nodes without seconds, and "flat", of which the log has told.
         self._patience = required_patience(patience)
         self._clock, self._sleep = clock, sleep
-        self._late, self._by_samples = late, weights == "samples"
-        self._round = 0
+        self._late, self._round = late, 0
         self._plan: dict[int, Work] = {}
         self._begun: dict[int, tuple[int, ArrayRecord, Work]] = {}  # Round, model and work of the nodes that train.
         self._away: dict[str, float] = {}  # Seconds between message and reply, by message id.
@@ -216,9 +210,12 @@ class LoadBalanced(Wrapper):
     def _learn(self, replies: list[Message]) -> None:
         """Learn the nodes' speeds, and remove the seconds from these usable replies."""
         away = [self._away.pop(reply.metadata.reply_to_message_id, None) for reply in replies]
-        for reply, seconds in zip(replies, away, strict=True):  # All, since what is believed depends on their median.
-            if seconds is not None and seconds > 0.0 and (said := said_seconds(reply)) > 0.0:
-                self._times.observe(reply.metadata.src_node_id, said, seconds)
+        told = {
+            reply.metadata.src_node_id: (said, seconds)
+            for reply, seconds in zip(replies, away, strict=True)
+            if seconds is not None and seconds > 0.0 and (said := said_seconds(reply)) > 0.0
+        }
+        self._times.observe(told)  # All first, since the bounds follow from their median.
         for reply, seconds in zip(replies, away, strict=True):
             node, taken = reply.metadata.src_node_id, taken_seconds(reply.content)
             if node in self._begun:  # Without a message from here, a node's work is not known.
@@ -233,22 +230,20 @@ class LoadBalanced(Wrapper):
         elif not isinstance(seconds, int | float) or not 0.0 < seconds < math.inf:
             _log.warning("node %d says that it has trained for %s seconds, which is left out", node, shown(seconds))
         else:
-            believed = self._times.believe(node, float(seconds), away)
-            if believed.reason is not None:
-                counted = believed.seconds
-                _log.warning("node %d says %.3g s, which count as %.3g: %s", node, seconds, counted, believed.reason)
-            self._work.observe(node, work, believed.seconds)
+            counted = self._times.bounded(float(seconds), away)
+            if away is not None and not 0.5 <= counted / seconds <= 2.0:
+                why = f"it was away for {away:.3g} s"
+                _log.warning("node %d says %.3g s, which count as %.3g: %s", node, seconds, counted, why)
+            self._work.observe(node, work, counted)
 
     def _count(self, reply: Message) -> None:
         """Give a usable reply its weight and, if it is late, rebase it on the current model."""
         node = reply.metadata.src_node_id
         if node not in self._begun:
             return
-        number, old, work = self._begun[node]
+        number, old, _ = self._begun[node]
         late = self._round - number
         self._events.counted(node, late, float(late))
-        if self._by_samples:
-            set_examples(reply.content, self.weight_key, work.samples)
         if late:
             _log.info("the reply of node %d to round %d counts in round %d", node, number, self._round)
             factor = staleness_factor(late)

@@ -110,7 +110,7 @@ class Session(BalancedLoader):
             leaves=jax.tree.leaves,
             build=lambda like, leaves: jax.tree.unflatten(jax.tree.structure(like), leaves),
         )
-        self._batches = ShareBatches(self._balancer, ahead, _NO_MEAN, self._indices)
+        self._batches = ShareBatches(self._balancer, ahead, _NO_MEAN, indices_of=self._indices)
         self._compiling: Compiling | None = Compiling()
         self._global_batch_size, self._rows = global_batch_size, 0
         self._mask: Any = None

@@ -21,6 +21,7 @@ from evenstep.schemes import Scheme
 from evenstep.worker.api.ahead import Ahead
 from evenstep.worker.api.balanced_loader import BalancedLoader, LoaderOptions, balance
 from evenstep.worker.api.balancer import Balancer
+from evenstep.worker.api.others import refused
 from evenstep.worker.api.replicas import Replicas
 from evenstep.worker.api.share_batches import ShareBatches
 
@@ -29,6 +30,12 @@ if TYPE_CHECKING:
 
 _NO_STEP: Final = "call trainer.step(batch_size) once for each batch of the prepared loader"
 _FLOATS: Final = ("float32", "float64")
+_OTHER: Final = (
+    "a trainer that was not prepared steps in the loop over the prepared loader, on gradients of this worker alone:"
+    " give one trainer the parameters of all nets, and step once for each batch"
+)
+# A prepared trainer has a step of its own. The store of another would never answer.
+_LOOP: Final = partial(refused, gluon.Trainer, "step", lambda trainer: None if "step" in vars(trainer) else _OTHER)
 
 
 def prepare(
@@ -85,7 +92,6 @@ def prepare(
     trainer.step = prepared._stepping(trainer.step)
     trainer.allreduce_grads = trainer.update = _refuse_parts
     _refuse_clipping(trainer)
-    _refuse_others(prepared)
     return trainer, prepared
 
 
@@ -97,23 +103,17 @@ class Loader(BalancedLoader):
         self._balancer = balancer
         self._trainer = trainer
         self._workers = workers
-        self.looping = False
         self._replicas = Replicas(
             workers.rows.gather, lambda: {each.name: each.data().asnumpy() for each in trainer._params}
         )
         ahead = Ahead(partial(_batch, loader), partial(_begin, loader) if loader._num_workers else None)
-        self._batches = ShareBatches(balancer, ahead, f"the step on the last one: {_NO_STEP}")
+        self._batches = ShareBatches(balancer, ahead, f"the step on the last one: {_NO_STEP}", _LOOP)
         if loader._num_workers:  # A pool thread that is alive at exit could abort the process.
             atexit.register(loader._worker_pool.join)
             atexit.register(loader._worker_pool.terminate)  # Exit functions registered last run first.
 
     def __iter__(self) -> Iterator[Any]:
-        try:
-            for batch in self._batches.of(self._balancer.epoch()):
-                self.looping = True
-                yield batch
-        finally:
-            self.looping = False
+        return self._batches.of(self._balancer.epoch())
 
     @property
     def current(self) -> "Share | None":
@@ -205,22 +205,6 @@ def _refuse_clipping(trainer: Any) -> None:
     for module in list(sys.modules.values()):
         if getattr(module, "__dict__", {}).get("clip_global_norm") is clip:
             module.__dict__["clip_global_norm"] = clipping
-
-
-def _refuse_others(prepared: Loader) -> None:
-    """Refuse the steps of other trainers in a loop over the batches: a second store never answers."""
-    step = gluon.Trainer.step
-
-    @functools.wraps(step)
-    def guarded(trainer: Any, *arguments: Any, **options: Any) -> None:
-        if prepared.looping and "step" not in vars(trainer):  # A prepared one has a step of its own.
-            raise ConfigError(
-                "a trainer that was not prepared steps in the loop over the prepared loader, on gradients of this"
-                " worker alone: give one trainer the parameters of all nets, and step once for each batch"
-            )
-        step(trainer, *arguments, **options)
-
-    gluon.Trainer.step = guarded
 
 
 def _arrays(states: Any) -> list[Any]:

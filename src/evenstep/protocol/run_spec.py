@@ -11,7 +11,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.values import Problem
 from evenstep.protocol.layout import Layout
 from evenstep.protocol.optimizer import OptimizerSpec
-from evenstep.schemes import Scheme, in_local_steps, parse_scheme
+from evenstep.schemes import Scheme, in_batches, parse_scheme
 
 MAX_BYTES: Final = 2**26
 """The most bytes of the description of a run."""
@@ -84,7 +84,7 @@ class RunSpec:
             raise ConfigError(f"invalid batch-size limits for {workers} workers: give one of each for every worker")
         scheme = parse_scheme(record.scheme, imports=False)
         return cls(
-            scheme=scheme if record.steps_on is None else in_local_steps(scheme, record.steps_on),
+            scheme=scheme if record.steps_on is None else in_batches(scheme, record.steps_on),
             problem=Problem(
                 global_batch_size=record.global_batch_size,
                 minimum=np.array(record.minimum, dtype=np.int64),

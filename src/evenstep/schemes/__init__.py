@@ -1,6 +1,6 @@
 """The schemes: their parts, the recipes under their usual names, and the parser of scheme strings."""
 
-from evenstep.schemes.collective import bsp, dbs, diloco, in_local_steps, in_micro_batches, lb_bsp, local_sgd, static
+from evenstep.schemes.collective import bsp, dbs, diloco, in_batches, lb_bsp, local_sgd, static
 from evenstep.schemes.grouped import group_servers, grouped
 from evenstep.schemes.recipe import (
     DEFAULT,
@@ -30,8 +30,7 @@ __all__ = [
     "group_servers",
     "grouped",
     "import_recipes",
-    "in_local_steps",
-    "in_micro_batches",
+    "in_batches",
     "lb_bsp",
     "local_sgd",
     "parse_scheme",

@@ -245,26 +245,20 @@ def static(
     return Scheme(load=ByKey(sizes=tuple(sizes.items())) if isinstance(sizes, Mapping) else Static(sizes=tuple(sizes)))
 
 
-def in_micro_batches(scheme: Scheme, size: int) -> Scheme:
-    """The scheme with micro-batches of this size, as its parameter `micro_batch` makes them.
+def in_batches(scheme: Scheme, size: int) -> Scheme:
+    """The scheme whose sizes are whole batches of this size, micro-batches or steps of a period; others as they are.
 
-    >>> in_micro_batches(lb_bsp(predictor="last"), 2).name
+    >>> in_batches(lb_bsp(predictor="last"), 2).name
     'lb-bsp:predictor=last,micro_batch=2'
     """
+    if not (scheme.sums_every_gradient or scheme.counts_periods) or scheme.micro_batch is not None:
+        return scheme
     name = scheme.name
     with suppress(ConfigError):  # Sizes that are given, and other recipes, have no such parameter.
         if scheme.load.multiple == 1 and parse_scheme(name, imports=False) == scheme:
             return parse_scheme(f"{name}{',' if ':' in name else ':'}micro_batch={size}", imports=False)
     load = replace(scheme.load, multiple=lcm(scheme.load.multiple, size))
-    return replace(scheme, load=load, micro_batch=size)
-
-
-def in_local_steps(scheme: Scheme, size: int) -> Scheme:
-    """The scheme whose iterations are periods, with sizes in steps on batches of this size; others as they are."""
-    if not scheme.counts_periods or scheme.micro_batch is not None:
-        return scheme
-    load = replace(scheme.load, multiple=lcm(scheme.load.multiple, size))
-    if isinstance(load, Experts):
+    if scheme.counts_periods and isinstance(load, Experts):
         load = replace(load, warmup=0)  # The first of several batches is the warm-up.
     return replace(scheme, load=load, micro_batch=size)
 

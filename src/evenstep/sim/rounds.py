@@ -267,11 +267,10 @@ class _Run:
             index: (max(each.compute, _INSTANT), max(each.comes - each.begun, _INSTANT))
             for index, each in replies.items()
         }
-        for index, (said, away) in seconds.items():
-            times.observe(index, said, away)
+        times.observe(seconds)
         parts = []
         for index, reply in replies.items():
-            work.observe(index, reply.work, times.believe(index, *seconds[index]).seconds)
+            work.observe(index, reply.work, times.bounded(*seconds[index]))
             behind = number - reply.round
             if behind == 0 or self._of.late == "next":
                 parts.append(Counted(index, reply.number, staleness_factor(behind), behind, behind))

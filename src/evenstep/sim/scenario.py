@@ -16,7 +16,7 @@ from evenstep.core.samples import Ledger
 from evenstep.core.sync import Sync
 from evenstep.core.sync.checked import sync_policy
 from evenstep.core.values import UNLIMITED, IntArray, Problem
-from evenstep.schemes import Scheme, group_servers, in_local_steps, placed
+from evenstep.schemes import Scheme, group_servers, in_batches, placed
 from evenstep.schemes.costs import require_costs
 from evenstep.sim.costs import CostsOfSamples, SampleCosts
 
@@ -101,7 +101,7 @@ class Scenario:
                 f"{len(self.cluster)} workers cannot have batches of one size from {self.global_batch_size} samples:"
                 " give a multiple of the number of workers as the global batch size"
             )
-        object.__setattr__(self, "scheme", in_local_steps(self.scheme, size))
+        object.__setattr__(self, "scheme", in_batches(self.scheme, size))
         object.__setattr__(self, "global_batch_size", batches * self.global_batch_size)
         object.__setattr__(self, "iterations", -(-self.iterations // batches))
 

@@ -2,14 +2,13 @@
 
 from evenstep.telemetry.events import SCHEMA, Event
 from evenstep.telemetry.reading import ROLES, Role, RunTail, Tail, event_files, read_events
-from evenstep.telemetry.recorder import JsonlRecorder, Logged, Recorder, Silent
+from evenstep.telemetry.recorder import JsonlRecorder, Recorder, Silent
 
 __all__ = [
     "ROLES",
     "SCHEMA",
     "Event",
     "JsonlRecorder",
-    "Logged",
     "Recorder",
     "Role",
     "RunTail",

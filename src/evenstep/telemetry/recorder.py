@@ -1,20 +1,19 @@
-"""Recorders of events: a file of JSON lines per worker or server, Python's logging, or nowhere."""
+"""Recorders of events: a file of JSON lines per worker or server, or nowhere."""
 
 import json
-import logging
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from mmap import mmap
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal, Protocol, final
+from typing import BinaryIO, Final, Literal, Protocol, final
 
 import msgspec
 
 from evenstep.core.errors import ConfigError
-from evenstep.telemetry.events import Disturbed, Event, Failed, Planned, RanOutOfMemory, Run
+from evenstep.telemetry.events import Event
 
 
 class Recorder(Protocol):
@@ -27,20 +26,9 @@ class Recorder(Protocol):
         """No more events follow."""
 
 
-class Selective(Recorder, Protocol):
-    """A recorder that need not take every event."""
-
-    def takes(self, kind: type[Event]) -> bool:
-        """True if events of this kind are kept."""
-
-
 @final
 class Silent:
     """Keeps nothing."""
-
-    def takes(self, kind: type[Event]) -> bool:
-        """Return False."""
-        return False
 
     def record(self, event: Event) -> None:
         """Do nothing."""
@@ -85,10 +73,6 @@ class JsonlRecorder:
         self._lost = False
         # Training scripts do not close what `prepare` opened.
         self._finish = weakref.finalize(self, _finish, self._file, last, os.getpid())
-
-    def takes(self, kind: type[Event]) -> bool:
-        """True for all kinds, until a write has failed."""
-        return not self._lost
 
     def record(self, event: Event) -> None:
         """Append the event."""
@@ -144,42 +128,3 @@ def _cut_incomplete_line(path: Path) -> None:
             with mmap(file.fileno(), 0) as content:
                 end = content.rfind(b"\n") + 1
             file.truncate(end)
-
-
-_SHOWN: Final[Mapping[type[Event], tuple[int, Callable[[Any], str]]]] = {
-    Run: (logging.INFO, lambda run: f"{run.scheme} with {run.workers} workers, global batch {run.global_batch_size}"),
-    Planned: (logging.DEBUG, lambda plan: f"sizes from iteration {plan.iteration}: {plan.batch_sizes}"),
-    RanOutOfMemory: (logging.WARNING, lambda event: f"out of memory with a batch of {event.samples} samples"),
-    Disturbed: (logging.INFO, lambda event: f"slowed from iteration {event.iteration} by {event.by or 'nothing'}"),
-    Failed: (logging.ERROR, lambda event: f"failed: {event.type}: {event.text}"),
-}
-"""The level and the text of each kind of event that is logged."""
-
-
-@final
-class Logged:
-    """Passes every event of this `worker` on, and logs the few that matter to the logger `evenstep`.
-
-    INFO: a worker starts, or is slowed on purpose. DEBUG: sizes change. WARNING: a device runs out of memory. ERROR: an
-    exception ends the script. `logging.basicConfig(level=logging.INFO)` shows them in a script.
-    """
-
-    def __init__(self, recorder: Selective, worker: int) -> None:
-        self._recorder = recorder
-        self._logger = logging.getLogger("evenstep")
-        self.worker = worker
-
-    def takes(self, kind: type[Event]) -> bool:
-        """True if events of this kind are kept or shown; others need not be made."""
-        return self._recorder.takes(kind) or (kind in _SHOWN and self._logger.isEnabledFor(_SHOWN[kind][0]))
-
-    def record(self, event: Event) -> None:
-        """Keep one event."""
-        self._recorder.record(event)
-        if (shown := _SHOWN.get(type(event))) is not None:
-            level, text = shown
-            self._logger.log(level, "worker %d: %s", self.worker, text(event))
-
-    def close(self) -> None:
-        """No more events follow."""
-        self._recorder.close()

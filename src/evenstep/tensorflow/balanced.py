@@ -1,7 +1,8 @@
 """Behind a barrier: the optimizer steps on the gradient of the union of all workers' batches."""
 
-import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -12,12 +13,26 @@ from evenstep.tensorflow.source import Source
 from evenstep.tensorflow.workers import Peers
 from evenstep.worker.api.ahead import Ahead, in_thread
 from evenstep.worker.api.balancer import Balancer
+from evenstep.worker.api.others import refused
 from evenstep.worker.api.replicas import Replicas
+from evenstep.worker.api.share_batches import ShareBatches
 
 if TYPE_CHECKING:
     from evenstep.worker.api.share import Share
 
 _NO_STEP: Final = "let the optimizer step once for each batch, with optimizer.apply_gradients or optimizer.apply"
+
+PREPARED: Final = "_evenstep_prepared"
+
+
+def _refusal(optimizer: Any) -> str | None:
+    if getattr(optimizer, PREPARED, False):
+        return None
+    return (
+        f"the optimizer {type(optimizer).__name__} was not prepared and steps in the loop over the prepared dataset, on"
+        " gradients of this worker alone: make one model of all layers, and give the prepared optimizer all gradients"
+        " of a batch in one call"
+    )
 
 
 @final
@@ -34,54 +49,44 @@ class Balanced:
 
     Attributes:
         balancer: As given.
-        current: The share of the batch that was handed out last; None before the first.
-        looping: Whether the script is in a loop over the batches.
     """
 
     def __init__(
         self, workers: Peers, balancer: Balancer, source: Source, *, scaled: bool, prefetch: bool, replicas: Replicas
     ) -> None:
-        self.balancer, self.looping = balancer, False
+        self.balancer = balancer
         self._replicas = replicas
         self._workers, self._scaled = workers, scaled
-        self._ahead = Ahead(
+        ahead = Ahead[Any](
             source.batch,
             in_thread(source.batch) if prefetch else None,
             leaves=tf.nest.flatten,
             build=tf.nest.pack_sequence_as,
         )
+        before = f"the step on the last one: {_NO_STEP}, and without prefetch()"
+        loop = partial(refused, tf.keras.optimizers.Optimizer, "apply", _refusal) if workers.count > 1 else nullcontext
+        self._batches = ShareBatches(balancer, ahead, before, loop)
         self._epoch: Iterator[Share] = iter(())
-        self.current: Share | None = None
-        self._due = False
-        self._handed = 0.0
+        self._loop = self._batches.of(())
 
     def batches(self) -> Iterator[Any]:
         """This worker's batches of the next epoch."""
         self.settle()
-        self._due, epoch = False, self.balancer.epoch()
-        self._epoch = epoch
-        try:
-            for share in epoch:
-                batch, planned = self._ahead.batch(share.indices), self.balancer.planned
-                self._ahead.plan(None if planned is None else planned.indices)
-                self.current, self._due, self._handed = share, True, time.perf_counter()
-                self.looping = True
-                yield batch
-                if self._due:
-                    raise ConfigError(
-                        f"a batch was asked for before the step on the last one: {_NO_STEP}, and without prefetch()"
-                    )
-                if self._epoch is not epoch:
-                    return  # It was ended in the meantime.
-        finally:
-            self.looping = False
+        self._epoch = self.balancer.epoch()
+        self._loop = self._batches.of(self._epoch)
+        yield from self._loop
+
+    @property
+    def current(self) -> "Share | None":
+        """The share of the batch that was handed out last; None before the first."""
+        return self._batches.current
 
     def settle(self) -> None:
         """End an epoch after its last step: `fit` counts the batches, and does not ask for one more."""
         last = self.current is not None and self.current.iteration == self.balancer.iterations - 1
-        if last and not self._due:
+        if last and not self._batches.due:
             next(self._epoch, None)
-            self._epoch, self.looping = iter(()), False
+            self._loop.close()
 
     def combine(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], Any]:
         """Return the gradients of the variables to step on, and the weight for `average`.
@@ -156,16 +161,12 @@ class Balanced:
 
         Returns `Share.weight` and `Share.average`, NaN for None; float64 of shape [2].
         """
-        seconds = time.perf_counter() - self._handed
-        if self.current is None or not self._due:
+        if not self._batches.due:
             raise ConfigError(f"the optimizer steps without a current batch of the prepared dataset: {_NO_STEP}")
-        self.balancer.report(seconds, finite=bool(finite) or self._scaled)
+        share = self._batches.report(finite=bool(finite) or self._scaled)
         if self.balancer.scheme.period is None:
             self._replicas.look()
-        self._due, self.current = False, self.balancer.share
-        assert self.current is not None
-        average = self.current.average
-        return np.array([self.current.weight, np.nan if average is None else average])
+        return np.array([share.weight, np.nan if share.average is None else share.average])
 
 
 def _weighted(tensor: Any, weight: Any) -> Any:

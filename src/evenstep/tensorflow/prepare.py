@@ -8,15 +8,13 @@ import tensorflow as tf
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
 from evenstep.schemes import Scheme
-from evenstep.tensorflow.balanced import Balanced
+from evenstep.tensorflow.balanced import PREPARED, Balanced
 from evenstep.tensorflow.dataset import BalancedDataset
 from evenstep.tensorflow.fitting import guard
 from evenstep.tensorflow.source import Source
 from evenstep.tensorflow.workers import joined
 from evenstep.worker.api.balanced_loader import LoaderOptions, balance
 from evenstep.worker.api.replicas import Replicas
-
-_PREPARED = "_evenstep_prepared"
 
 
 def prepare(
@@ -90,28 +88,8 @@ def prepare(
     dataset = BalancedDataset(source.spec, balanced)
     guard(model, optimizer, workers, balanced, dataset)
     for each in (optimizer, getattr(optimizer, "inner_optimizer", optimizer)):
-        setattr(each, _PREPARED, True)
-    if workers.count > 1:
-        _refuse_others(balanced)
+        setattr(each, PREPARED, True)
     return model, optimizer, dataset
-
-
-def _refuse_others(balanced: Balanced) -> None:
-    """Refuse the steps of other optimizers in a loop over the batches, on gradients of this worker alone."""
-    kind = tf.keras.optimizers.Optimizer
-    step = kind.apply
-
-    @functools.wraps(step)
-    def apply(optimizer: Any, *arguments: Any, **options: Any) -> Any:
-        if balanced.looping and not getattr(optimizer, _PREPARED, False):
-            raise ConfigError(
-                f"the optimizer {type(optimizer).__name__} was not prepared and steps in the loop over the prepared"
-                " dataset, on gradients of this worker alone: make one model of all layers, and give the prepared"
-                " optimizer all gradients of a batch in one call"
-            )
-        return step(optimizer, *arguments, **options)
-
-    kind.apply = apply
 
 
 def _require_model(model: Any) -> None:
@@ -135,5 +113,5 @@ def _require_optimizer(model: Any, optimizer: Any) -> None:
             f"compile has wrapped the optimizer in a {type(model.optimizer).__name__}, which looks for overflows before"
             " the gradients are summed: give prepare model.optimizer"
         )
-    if getattr(optimizer, _PREPARED, False):
+    if getattr(optimizer, PREPARED, False):
         raise ConfigError("the optimizer was prepared already: prepare each optimizer once")

@@ -90,7 +90,7 @@ def prepare(
             ends when all have none. `stop`: the epoch ends for all.
         weights: How workers' gradients are weighed. `samples`: by their samples, or as the scheme says. `script`: all
             equally, for a loss that the script itself has normalised over all workers, as it must under
-            DistributedDataParallel. Or a function from a `Share` to this worker's weight; weights should sum to 1.
+            DistributedDataParallel.
         accumulation: How many of the loader's batches the script accumulates for a step, if it divides its loss by this
             number, as scripts do. Each worker then computes as many batches for a step as its speed allows, on average
             this many, and the gradient is that of the mean over them all. Step where `loader.synchronises`; elsewhere

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
 from evenstep.core.errors import ConfigError
-from evenstep.schemes import Scheme, in_local_steps, parse_scheme
+from evenstep.schemes import Scheme, in_batches, parse_scheme
 from evenstep.torch.data.loader import PreparedLoader
 from evenstep.torch.data.order import EpochOrder
 from evenstep.torch.data.sampling import Positions, Sampling
@@ -270,7 +270,7 @@ def _require_servable(scheme: Scheme, request: RunRequest) -> None:
             " and name the scheme as my_module:my_recipe"
         )
     named = parse_scheme(scheme.name)
-    if scheme not in (named, in_local_steps(named, scheme.micro_batch or 1)):
+    if scheme not in (named, in_batches(named, scheme.micro_batch or 1)):
         raise ConfigError(
             f"the servers know schemes by their strings, and {scheme.name!r} does not make this one: build it with a"
             " recipe such as evenstep.schemes.ssp"

@@ -20,7 +20,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.values import UNLIMITED
 from evenstep.launch.launch_settings import A_TIMEOUT, LaunchSettings, read_timeout
 from evenstep.launch.survey import Survey
-from evenstep.schemes import Scheme, in_local_steps, in_micro_batches, parse_scheme, static
+from evenstep.schemes import Scheme, in_batches, parse_scheme, static
 from evenstep.schemes.given_sizes import Sizes, read_sizes
 from evenstep.torch.data.sampling import Sampling
 from evenstep.torch.engines.collective import CommHook
@@ -92,13 +92,8 @@ def _among(value: object, known: Sequence[object]) -> object:
 
 _empty = partial(_among, known=("copy", "shrink", None))
 _partition = partial(_among, known=(None, "common", "private"))
+_weights = partial(_among, known=("samples", "script"))
 _uneven = partial(_among, known=("continue", "stop"))
-
-
-def _weights(value: object) -> object:
-    if value not in ("samples", "script") and not callable(value):
-        raise TypeError("no weights")
-    return value
 
 
 def _comm_hook(value: object) -> object:
@@ -182,9 +177,7 @@ class RunRequest:
     empty: Annotated[str | None, Argument("'copy' or 'shrink'", _empty)] = "copy"
     partition: Annotated[str | None, Argument("'common' or 'private'", _partition)] = None
     uneven: Annotated[str, Argument("'continue' or 'stop'", _uneven)] = "continue"
-    weights: Annotated[Weights, Argument("'samples', 'script', or a function from a share to its weight", _weights)] = (
-        "samples"
-    )
+    weights: Annotated[Weights, Argument("'samples' or 'script'", _weights)] = "samples"
     accumulation: Annotated[int, whole(1, UNLIMITED)] = 1
     loader: DataLoader[Any] = None  # type: ignore[assignment]  # Before the session starts.
     cost: object = None
@@ -315,9 +308,7 @@ class RunRequest:
                 f"the steps of a period of {scheme.name!r} are on the loader's own batches: leave out"
                 " global_batch_size, and set the loader's batch_size"
             )
-        if self.accumulation == 1:
-            return in_local_steps(scheme, sampling.batch_size)
-        return in_micro_batches(scheme, sampling.batch_size)
+        return in_batches(scheme, sampling.batch_size)
 
     def _plain_scheme(self) -> Scheme:
         if self.batch_sizes is not None:

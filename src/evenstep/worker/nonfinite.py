@@ -48,7 +48,7 @@ class NonfiniteGuard:
             NonfiniteGradientError: The scheme refuses such gradients.
             DivergedError: The weights are not finite, or no gradient has been finite for a long time.
         """
-        worker = self._tracker.recorder.worker
+        worker = self._tracker.workers.rank if self._tracker.place is None else self._tracker.place
         if self._refuses:
             raise NonfiniteGradientError(
                 f"the {self._what} of iteration {now.number} on worker {worker} holds a NaN or an infinity:"

@@ -14,13 +14,12 @@ from evenstep.core.load.narx import Narx
 from evenstep.core.values import Factors
 from evenstep.launch.launch_settings import VARIABLE, VARIABLES, LaunchSettings
 from evenstep.launch.marks import leave_line
-from evenstep.telemetry import SCHEMA, JsonlRecorder, Logged, Silent
+from evenstep.telemetry import SCHEMA, JsonlRecorder, Recorder, Silent
 from evenstep.telemetry.events import Ended, Run
 from evenstep.telemetry.say import say
 from evenstep.worker.activity import Activity
 from evenstep.worker.agreement import Agreed
 from evenstep.worker.device_memory import LearntLimit
-from evenstep.worker.device_state import WithDevice
 from evenstep.worker.factors import FactorSampler
 from evenstep.worker.meter import Meter, Stopwatch
 from evenstep.worker.source import command, commit_of
@@ -40,7 +39,7 @@ def open_tracker(
     threads: int = 1,
     memory: LearntLimit | None = None,
     lags: Sequence[int] | None = None,
-    recorder: Logged | None = None,
+    recorder: Recorder | None = None,
     leads: bool = True,
 ) -> Tracker:
     """Make the tracker of this worker's iterations, with all that it keeps of the run.
@@ -52,7 +51,6 @@ def open_tracker(
     scheme, records, hold, clock, rank = agreed.scheme, agreed.workers, agreed.own.hold, time.perf_counter, worker.rank
     forecasts, sums_up = scheme.load.uses_forecasts, recorder is None and leads and not rank
     folder = folder if leads else None
-    kept = record_in(folder, rank, launched) if recorder is None else Silent()
     # The first worker on each host records everybody's sizes: hosts may have separate directories. On servers all do:
     # sizes reach each at a different time, and a worker may leave.
     first_on_host = all(each["host"] != records[rank]["host"] for each in records[:rank])
@@ -68,8 +66,7 @@ def open_tracker(
             factors=(hold or FactorSampler(threads=threads, clock=clock)).sample if forecasts else Factors,
             memory=memory,
         ),
-        recorder=recorder
-        or Logged(kept if folder is None else WithDevice.of(kept, records[rank]["device"], clock), rank),
+        recorder=recorder or record_in(folder, rank, launched),
         follows_speed=scheme.load.follows_speed,
         lags=lags,
         tells_plans=first_on_host or scheme.served is not None,

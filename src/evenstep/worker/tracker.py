@@ -19,8 +19,8 @@ from evenstep.core.load.limits import SizeLimits
 from evenstep.core.samples import CostSharing, EpochCosts, Ledger, Lookahead, PrivateParts, SampleTimes
 from evenstep.core.samples.share import Share
 from evenstep.core.values import Basis, IntArray, Problem, Reports, State
-from evenstep.telemetry import Logged
-from evenstep.telemetry.events import CheckpointDone, Disturbed, IterationDone, Noted, Planned
+from evenstep.telemetry import Recorder, Silent
+from evenstep.telemetry.events import CheckpointDone, Disturbed, Noted, Planned
 from evenstep.worker.activity import Activity
 from evenstep.worker.hold import Hold
 from evenstep.worker.iteration import Iteration
@@ -46,6 +46,7 @@ class Tracker:
         lags: By how many iterations each worker's measurements come late; None if shares are not computed whole.
         tells_plans: Whether this worker is the one that records everybody's sizes.
         summary: Sums up the run on worker 0; None on other workers.
+        place: This worker's number in messages where workers come and go; None: its rank.
         iteration: The current iteration, or the last one; None before the first.
         latest: The reports of all workers on the last iteration; None before the first.
         closed: Whether the run is over.
@@ -57,7 +58,7 @@ class Tracker:
     problem: Problem
     limits: SizeLimits
     meter: Meter
-    recorder: Logged
+    recorder: Recorder
     clock: Callable[[], float]
     hold: Hold | None = None
     activity: Activity = field(default_factory=Activity)
@@ -65,6 +66,7 @@ class Tracker:
     lags: Sequence[int] | None = None
     tells_plans: bool = True
     summary: Summary | None = None
+    place: int | None = None
     iteration: Iteration | None = field(init=False, default=None)
     closed: bool = field(init=False, default=False)
     latest: Reports | None = field(init=False, default=None)
@@ -82,7 +84,7 @@ class Tracker:
 
     def __post_init__(self) -> None:
         self.stopwatch = self.meter.stopwatch
-        self._keeps_iterations = self.recorder.takes(IterationDone)
+        self._keeps = not isinstance(self.recorder, Silent)
 
     def planned_sizes(self) -> IntArray:
         """The sizes of all workers as last planned, in samples, shape [workers]."""
@@ -158,7 +160,7 @@ class Tracker:
     def follow(self, sizes: IntArray, basis: Basis = "speed") -> None:
         """Use these sizes from the next iteration on; called from outside if servers decide them."""
         if self._sizes is None or basis != self._basis or sizes.tolist() != self._sizes.tolist():
-            if self.tells_plans and self.recorder.takes(Planned):
+            if self.tells_plans and self._keeps:
                 self.recorder.record(
                     Planned(worker=self.workers.rank, iteration=self._number, batch_sizes=sizes.tolist(), basis=basis)
                 )
@@ -236,7 +238,7 @@ class Tracker:
             self.iteration.continue_from(before)
         if self.hold is not None:
             slowness = self.hold.news.of(self._number - 1) if piece.first else None
-            if slowness is not None and self.recorder.takes(Disturbed):
+            if slowness is not None and self._keeps:
                 self.recorder.record(
                     Disturbed(
                         worker=self.workers.rank,
@@ -346,7 +348,7 @@ class Tracker:
             self.problem = self.limits.stretched(self.problem)
             self._warn_of_too_little_room()
         if now is not None and now.paused is not None:
-            if self._keeps_iterations:
+            if self._keeps:
                 ended = self.clock() if self._entered is None else self._entered
                 self.recorder.record(now.event(reports, self.workers.rank, ended))
             if self.summary is not None:
@@ -365,13 +367,13 @@ class Tracker:
 
     def record_served(self, done: Iteration, row: list[int], told: "Grant") -> None:
         """Record a finished iteration, with what the servers reported of its push."""
-        if self._keeps_iterations:
+        if self._keeps:
             self.recorder.record(done.served_event(self.workers.rank, row, told))
 
     def note(self, values: Mapping[str, float]) -> None:
         """Record values that the script gave in or after the current iteration."""
         now = self.iteration
-        if self.recorder.takes(Noted):
+        if self._keeps:
             self.recorder.record(
                 Noted(
                     worker=self.workers.rank,

@@ -5,7 +5,7 @@ import pytest
 
 from evenstep import ConfigError
 from evenstep.core.samples import Share, Window, micro_batches
-from evenstep.schemes import in_micro_batches, lb_bsp, static
+from evenstep.schemes import in_batches, lb_bsp, static
 
 
 def windows(*counts):
@@ -45,6 +45,6 @@ def test_a_script_that_counts_by_itself_is_told(counts, asked):
 
 
 def test_the_schemes_are_those_of_the_parameter():
-    assert in_micro_batches(lb_bsp(predictor="last"), 2) == lb_bsp(predictor="last", micro_batch=2)
-    assert in_micro_batches(lb_bsp(multiple=3), 2).load.multiple == 6
-    assert in_micro_batches(static([4, 8]), 2).load.given_sizes == (4, 8)
+    assert in_batches(lb_bsp(predictor="last"), 2) == lb_bsp(predictor="last", micro_batch=2)
+    assert in_batches(lb_bsp(multiple=3), 2).load.multiple == 6
+    assert in_batches(static([4, 8]), 2).load.given_sizes == (4, 8)

@@ -18,7 +18,7 @@ from evenstep.core.coordinate import Answer, Apply, Arrival, Coordinator, Given
 from evenstep.core.samples import Costs
 from evenstep.core.samples.pass_costs import PassCosts
 from evenstep.core.values import Problem
-from evenstep.schemes import in_local_steps, parse_scheme
+from evenstep.schemes import in_batches, parse_scheme
 
 pytestmark = pytest.mark.multiprocess
 
@@ -49,7 +49,7 @@ class Replay:
 
     def __init__(self, run, events, costs=lambda epoch: None):
         self.costs = costs
-        scheme = in_local_steps(parse_scheme(run.scheme), run.multiple)
+        scheme = in_batches(parse_scheme(run.scheme), run.multiple)
         self.coordinator = Coordinator(
             sync=scheme.sync,
             load=scheme.load,

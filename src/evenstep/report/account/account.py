@@ -7,11 +7,21 @@ from typing import Final, final
 
 import numpy as np
 
+from evenstep.core.errors import ConfigError
 from evenstep.core.values import FloatArray
 from evenstep.report.account.gain import Gain, Interval
+from evenstep.schemes import Scheme, bsp, parse_scheme
 
 ALIKE: Final = 0.125
 """Sizes that differ by at most this part of an equal share are called equal: one sample of eight."""
+
+
+def known_scheme(name: str) -> Scheme:
+    """The scheme of this name; of one that only the script knows, the least: equal sizes behind a barrier."""
+    try:
+        return parse_scheme(name, imports=False)
+    except ConfigError:
+        return bsp()
 
 
 @final
@@ -98,7 +108,7 @@ class Account:
         self.wait: FloatArray = np.zeros(workers)
         self.comm: FloatArray = np.zeros(workers)
         self.blame: FloatArray = np.zeros((workers, len(OWN)))
-        self.gain = Gain(workers, global_batch_size, proportional="micro_batch" in scheme)
+        self.gain = Gain(workers, global_batch_size, proportional=known_scheme(scheme).micro_batch is not None)
         self.global_batch_size = global_batch_size
         self._first_sizes: FloatArray = np.zeros(workers)
         self._last_sizes: FloatArray = np.zeros(workers)

@@ -10,8 +10,9 @@ from typing import Final, final
 
 import numpy as np
 
-from evenstep.report.account.account import OWN, Account, Part
+from evenstep.report.account.account import OWN, Account, Part, known_scheme
 from evenstep.report.account.gain import Interval
+from evenstep.schemes import Scheme
 
 PLAIN: Final = "bsp"
 """The scheme with equal sizes behind a barrier, like plain DistributedDataParallel."""
@@ -35,7 +36,6 @@ _MAIN: Final = 0.2
 """The least share of the waiting for which a worker is named as its cause."""
 _COMMUNICATION: Final = 0.25
 """The least share of the workers' time for which communication is called the cause."""
-_LOCAL: Final = ("local-sgd", "diloco")
 _FEW_SAMPLES: Final = 4
 """Batches of at most this many samples are hardly divided by speed."""
 _MAX_SIZES: Final = 8
@@ -89,7 +89,7 @@ def verdict_of(account: Account, workers: Sequence[int], scheme: str, *, longer:
         return undecided(measured.iterations, measured.seconds, more)
     if len(workers) == 1:
         return _alone(account, workers[0])
-    verdict, gain = _verdict(account, measured, workers, scheme), measured.speed_up
+    verdict, gain = _verdict(account, measured, workers, known_scheme(scheme)), measured.speed_up
     if scheme == PLAIN:
         return replace(verdict, sizes_may_help=verdict.cause in (None, Part.COMPUTE))
     told = verdict.worker is not None and verdict.cause is Part.COMPUTE and measured.uneven
@@ -141,13 +141,13 @@ def _alone(account: Account, worker: int) -> Verdict:
     return Verdict(worker=worker, cause=Part.INPUT, cost=share, text=text)
 
 
-def _verdict(account: Account, measured: Account, workers: Sequence[int], scheme: str) -> Verdict:
+def _verdict(account: Account, measured: Account, workers: Sequence[int], scheme: Scheme) -> Verdict:
     blame = account.blame_shares
     index, part = np.unravel_index(int(blame.argmax()), blame.shape)
     cost, waiting, cause = float(blame[index, part]), float(blame.sum()), OWN[part]
     communication = account.communication_share
     if communication >= _COMMUNICATION and communication > cost and account.seconds >= _LONG_SECONDS:
-        less = "Larger batches, or a longer period," if scheme.startswith(_LOCAL) else "Larger batches, or local-sgd,"
+        less = "Larger batches, or a longer period," if scheme.period else "Larger batches, or local-sgd,"
         text = (
             f"Communication takes {communication:.0%} of all workers' time, on all alike; waiting for each other takes"
             f" {waiting:.0%}. {'Larger batches' if account.elastic else less} communicate less often."
@@ -164,7 +164,7 @@ def _verdict(account: Account, measured: Account, workers: Sequence[int], scheme
     return Verdict(worker=worker, cause=cause, slowdown=float(own[index]) / (others or 1.0), cost=cost, text=text)
 
 
-def _balanced(account: Account, workers: Sequence[int], scheme: str, waiting: float) -> Verdict:
+def _balanced(account: Account, workers: Sequence[int], scheme: Scheme, waiting: float) -> Verdict:
     """The verdict on little waiting for any worker: sizes balance it, none is slow, or different workers take turns."""
     slow = account.slowdowns()
     index = max(slow, key=lambda each: slow[each])
@@ -173,7 +173,7 @@ def _balanced(account: Account, workers: Sequence[int], scheme: str, waiting: fl
     return no_worker_slow(waiting) if slow[index] < SLOW else _slow(account, workers, scheme, index, waiting, waiting)
 
 
-def _slow(account: Account, workers: Sequence[int], scheme: str, index: int, cost: float, waiting: float) -> Verdict:
+def _slow(account: Account, workers: Sequence[int], scheme: Scheme, index: int, cost: float, waiting: float) -> Verdict:
     """The verdict on one worker that computes longer than the others; `waiting` is for all of them."""
     slow = account.slowdowns()[index]
     if slow < SLOW:
@@ -182,10 +182,10 @@ def _slow(account: Account, workers: Sequence[int], scheme: str, index: int, cos
     waits = f"waiting for it takes {cost:.0%} of all workers' time"
     if account.uneven:
         text = f"{_gained(account.speed_up)}: w{who} and {gets}; {_waiting(account)}."
-    elif any(name in scheme for name in ("lb-bsp", "dbs", "steps=speed")):  # These already give it less.
+    elif scheme.load.follows_speed or scheme.steps == "speed":  # It already gives it less.
         text = f"W{who} and {gets}; {waits}."
     else:
-        load = "load=lb-bsp" if scheme.startswith(_LOCAL) else "lb-bsp"
+        load = "load=lb-bsp" if scheme.period else "lb-bsp"
         text = f"W{who}, and {waits}; {load} would give it smaller batches."
     if not account.uneven:
         text += _accumulation(account, scheme)
@@ -216,9 +216,9 @@ def _part(account: Account, index: int) -> str:
     return f"{last[index]} of {sum(last)} samples{instead}"
 
 
-def _accumulation(account: Account, scheme: str) -> str:
+def _accumulation(account: Account, scheme: Scheme) -> str:
     """Advice for batches that are too small to be divided by speed; nothing for others."""
-    if account.elastic or max(account.last_sizes) > _FEW_SAMPLES or "micro_batch" in scheme:
+    if account.elastic or max(account.last_sizes) > _FEW_SAMPLES or scheme.micro_batch:
         return ""
     return (
         " Batches this small are hardly divided by speed: if the script accumulates A of them for a step, give prepare"

@@ -1,14 +1,13 @@
-"""Lists the plots of a page, and makes those of values over time and of pushes."""
+"""Lists the plots of a page, and makes those of values over time."""
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
 from evenstep.report.iterations import FloatArray
 from evenstep.report.overview import RunOverview
-from evenstep.report.page.blocks import MAX_WORKERS, POINTS, TIME, Options, Plot, lanes_of, layout_of, line
+from evenstep.report.page.blocks import POINTS, TIME, Options, Plot, lanes_of, layout_of, line
 from evenstep.report.page.tables import Table
 from evenstep.report.page.time_plots import close_up_plot, lanes_plot, side_by_side_plot
 from evenstep.report.recorded import RecordedRun
@@ -16,12 +15,10 @@ from evenstep.report.stretches import Bins, binned
 
 _ROWS: Final = 24  # Of the table behind a plot.
 _MAX_BANDS: Final = 8  # As many colours; more bands hide each other.
-_MAX_BARS: Final = 60  # Bars of a histogram.
 _MAX_MARKERS: Final = 40  # Points of a line that are marked; more run together.
 _COLOURS: Final = ("#3d85c6", "#dd6b20", "#2f9e6e", "#c2509b", "#8b7be0", "#b8860b", "#1aa3b5", "#d64550")
 _DASHES: Final = ("solid", "dash", "dot", "dashdot")
 """Dashes that distinguish lines of the same colour."""
-_PATTERNS: Final = ("", "/", "x", "-")
 
 
 def plots_together(overviews: Sequence[RunOverview]) -> list[Plot]:
@@ -34,13 +31,7 @@ def plots_together(overviews: Sequence[RunOverview]) -> list[Plot]:
 
 def plots_of(overview: RunOverview) -> list[Plot]:
     """The plots of one run, in the order of the page."""
-    plots = [lanes_plot(overview), close_up_plot(overview), _sizes_plot(overview), _speeds_plot(overview)]
-    if overview.run.servers is None:
-        return plots
-    what = "How many versions were committed between a worker's pull and its push"
-    staleness = _histogram(overview, "Staleness", "staleness", what, "versions between pull and push")
-    what = "How many iterations a worker was ahead of the slowest when it was released"
-    return [*plots, staleness, _histogram(overview, "Lead", "lead", what, "iterations ahead of the slowest")]
+    return [lanes_plot(overview), close_up_plot(overview), _sizes_plot(overview), _speeds_plot(overview)]
 
 
 # Values over time.
@@ -129,37 +120,3 @@ def _series_table(title: str, layout: Options, series: Mapping[str, Bins]) -> Ta
 def _number(value: float) -> str:
     """Format with four digits, or all digits before the point."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _histogram(overview: RunOverview, title: str, column: str, what: str, axis: str) -> Plot:
-    """A histogram of a column's values among the pushes, stacked by worker."""
-    named = {f"worker {worker}": getattr(done, column) for worker, done in overview.run.iterations.items()}
-    if len(named) > MAX_WORKERS:
-        named = {"all workers": np.concatenate(list(named.values()))}
-    pushes = {name: np.maximum(each[np.isfinite(each)], 0.0) for name, each in named.items()}
-    most = 1 + max((int(each.max()) for each in pushes.values() if len(each)), default=0)
-    edges = np.unique(np.linspace(0, most, min(most, _MAX_BARS) + 1).round()).tolist()
-    names = [f"{start:.0f}" + (f" to {end - 1:.0f}" if end > start + 1 else "") for start, end in pairwise(edges)]
-    sums = {name: np.histogram(each, edges)[0].tolist() for name, each in pushes.items()}
-    traces = [
-        {
-            "type": "bar", "x": names, "y": counts, "name": name,
-            "marker": {"color": _COLOURS[index % 8], "pattern": {"shape": _PATTERNS[index // 8 % 4]}},
-        }
-        for index, (name, counts) in enumerate(sums.items())
-    ]  # fmt: skip
-    layout = layout_of(axis, "pushes", height=280, x={"type": "category"}, barmode="stack")
-    return Plot(
-        key=f"{column}-{overview.name}",
-        title=title,
-        summary=f"{what}: a histogram of all pushes, stacked by worker.",
-        traces=traces,
-        layout=layout,
-        table=Table(
-            caption=f"{what}: pushes",
-            rows=[
-                {axis: name} | {worker: str(counts[index]) for worker, counts in sums.items()}
-                for index, name in enumerate(names)
-            ],
-        ),
-    )

@@ -22,10 +22,6 @@ class ReplicaRecorder:
         self._here: dict[int, int] = {}  # The slots of the members on this host, by rank.
         self._begun = False
 
-    def takes(self, kind: type[Event]) -> bool:
-        """True if events of this kind are kept."""
-        return self._recorder.takes(kind)
-
     def record(self, event: Event) -> None:
         """Append the event."""
         if isinstance(event, WorkerEvent):

@@ -30,7 +30,6 @@ from evenstep.launch.c10d import GradBucket
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.launch.marks import leave_mark
 from evenstep.schemes import Scheme
-from evenstep.telemetry import Logged
 from evenstep.torch.agree import agree
 from evenstep.torch.cuda import DeviceStopwatch
 from evenstep.torch.data.common_data import checksum_of
@@ -239,8 +238,9 @@ class ElasticSession:
             DeviceStopwatch() if device_of(self._modules[0]).type == "cuda" else HostStopwatch(time.perf_counter),
             self._activity,
             launched=self._launched,
-            recorder=Logged(self._recorder, self._number),
+            recorder=self._recorder,
         )
+        tracker.place = self._number
         common, scheme = (workers, tracker, self._quorum, terms, self._settle), agreed.scheme
         mine: Any = {"scheme": scheme, "models": self._modules, "optimizers": self._optimizers}
         if scheme.period is None:

@@ -159,6 +159,8 @@ class CollectiveEngine(Engine):
         if self.accumulates:
             self._weigh_in_window(batch)
             return
+        if self._scale is not None:
+            self._scale.rests()
         self._units, self._weighed, self._scale = batch.units, True, None
         if any(model.accumulating for model in self._models):
             self._settle_weight()  # Before this gradient is added to others with another weight.
@@ -510,6 +512,11 @@ class CollectiveEngine(Engine):
     def end_loop(self) -> None:
         super().end_loop()
         self.compare_replicas()
+
+    def leave_loop(self) -> None:
+        super().leave_loop()
+        if self._scale is not None:
+            self._scale.rests()
 
     def _fail(self, cause: Exception) -> None:
         """Keep the first failure. It may occur in a thread of the communication library."""

@@ -2,6 +2,8 @@
 
 import gc
 import warnings
+from functools import partial
+from types import BuiltinFunctionType
 from typing import Any, Final, final
 
 import numpy as np
@@ -9,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.loss_scale import is_in_order, is_mean, is_mean_by_norms
+from evenstep.core.loss_scale import is_divided_alike, is_in_order, is_mean, is_mean_by_norms
 from evenstep.core.shown import shown
 from evenstep.torch.engines.traces import Inputs
 from evenstep.torch.engines.weighting import current_backward
@@ -29,9 +31,10 @@ _ADVICE: Final = "docs/losses.md has the settings"
 class LossScale:
     """Looks at iterations with unequal sizes until it is sure how the loss is scaled; sends nothing before `compare`.
 
-    It looks at three things: how the gradients at the model's outputs (or at its parameters, if the outputs have no
-    rows) differ between large and small batches, whether the script communicates over the default group between the
-    forward pass and its backward, and whether the model is given rows of another loader.
+    It looks at four things: how the gradients at the model's outputs (or at its parameters, if the outputs have no
+    rows) differ between large and small batches, what PyTorch's means of cross entropies are divided by, whether the
+    script communicates over the default group between the forward pass and its backward, and whether the model is given
+    rows of another loader.
 
     Attributes:
         looks: Whether the current iteration is looked at.
@@ -46,10 +49,15 @@ class LossScale:
         self._levels: list[torch.Tensor] = []
         """Of each iteration, as in `_level_of`."""
         self._norms: list[torch.Tensor] = []
+        self._usual: dict[str, Any] = {}
+        """PyTorch's own losses, by name, while wrappers are in their place."""
+        self._ratios: list[torch.Tensor] = []
+        """Of each iteration: this worker's targets, and its samples, over what their means are divided by."""
         self._batch: HandedOut | None = None
         self._of_backward: dict[int, torch.Tensor] = {}
         """By backward pass, since one of `torch.autograd.grad`, as for a penalty, does not reach the parameters."""
         self._level: torch.Tensor | None = None
+        self._ratio = _ZERO
         self._norm = _ZERO
         """The norm of the parameters' weighed gradient, from backward passes whose outputs have no rows."""
         # A model that is sharded communicates over the default group itself.
@@ -63,7 +71,34 @@ class LossScale:
         self.looks = unlike and batch.units is None and batch.piece.cost is None
         self._batch, self._level, self._norm = batch, None, _ZERO
         self._of_backward.clear()
+        self._ratio = _ZERO.expand(2)
+        if self._usual:
+            self.rests()
+        for name in ("cross_entropy_loss", "nll_loss_nd") if self.looks else ():
+            usual = getattr(torch._C._nn, name)
+            if isinstance(usual, BuiltinFunctionType):  # Otherwise it is wrapped by the script or by another run.
+                self._usual[name] = usual
+                setattr(torch._C._nn, name, partial(self._loss, usual, batch.share.samples))
         self.loss_begins()
+
+    def rests(self) -> None:
+        """Give PyTorch its own losses back."""
+        while self._usual:
+            setattr(torch._C._nn, *self._usual.popitem())
+
+    def _loss(self, usual: Any, samples: int, *given: Any, **named: Any) -> Any:
+        loss = usual(*given, **named)
+        is_mean_of_classes = len(given) > 4 and given[3] == 1 and not given[1].is_floating_point()
+        if is_mean_of_classes and type(loss) is torch.Tensor and loss.requires_grad:  # A compiler traces other classes.
+            _, targets, weight, _, ignored, *_ = given
+            counted = targets != ignored
+            weights = counted if weight is None else weight.detach()[targets.where(counted, 0)] * counted
+            counts = torch.tensor([targets.numel(), samples], device=loss.device)
+            loss.register_hook(partial(self._arrives, counts / weights.double().sum()))  # type: ignore[no-untyped-call]
+        return loss
+
+    def _arrives(self, ratio: torch.Tensor, gradient: torch.Tensor) -> None:
+        self._ratio = self._ratio.to(ratio.device) + gradient * ratio
 
     def forward_begins(self, given: Inputs) -> None:
         """Note the inputs of a model."""
@@ -111,7 +146,9 @@ class LossScale:
         self._sizes.append(self._batch.share.sizes.tolist())
         self._levels.append(_UNKNOWN if self._level is None else self._level)
         self._norms.append(self._norm)
+        self._ratios.append(self._ratio)
         self.looks = False
+        self.rests()
         if len(self._sizes) == _LOOKS[0] <= self._foreign and _loops_over_another_loader():
             warnings.warn(
                 "in each iteration the model was given rows that the prepared loader did not hand out, as of another"
@@ -128,9 +165,10 @@ class LossScale:
             ConfigError: The loss is not the mean over the worker's own batch.
         """
         sizes = np.array(self._sizes)
-        mine = [[*level.tolist(), float(norm)] for level, norm in zip(self._levels, self._norms, strict=True)]
+        seen = zip(self._levels, self._norms, self._ratios, strict=True)
+        mine = [[*level.tolist(), float(norm), *ratio.tolist()] for level, norm, ratio in seen]
         told = of_all(self._workers, torch.tensor(mine, dtype=torch.float64))
-        levels, trends, norms = told.numpy().transpose(2, 1, 0)
+        levels, trends, norms, *ratios = told.numpy().transpose(2, 1, 0)
         mean = None if is_in_order(trends) else is_mean(sizes, levels)
         if mean is None:
             mean = is_mean_by_norms(sizes, norms / sizes)  # They are weighed.
@@ -141,6 +179,13 @@ class LossScale:
                 f" such as {shown(self._sizes[-1])} its gradient does not fall as batches grow, and unlike batches"
                 " would be weighed wrongly. Divide by the samples at hand, such as len(x), not by a constant; or, if"
                 f' the script divides by the samples of all workers, give prepare(..., weights="script"): {_ADVICE}'
+            )
+        if not any(map(is_divided_alike, ratios)):
+            raise ConfigError(
+                "the loss is a mean over weights of classes, or over targets that are not ignored, whose sum is not in"
+                f" proportion to samples: in {len(self._sizes)} iterations with batches such as"
+                f" {shown(self._sizes[-1])} gradients would be weighed wrongly. Before backward call loader.weigh_by"
+                f" with weight[labels].sum() or (labels != ignore_index).sum(): {_ADVICE}"
             )
 
 

@@ -1,22 +1,20 @@
 """Weighs a worker's gradient by its share of the samples, even if several backwards share one synchronisation."""
 
-import math
 from collections.abc import Callable
-from typing import Self, TypeAlias, final
+from typing import Literal, Self, TypeAlias, final
 
 import torch
 import torch.distributed as dist
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import WEIGHTINGS, Share
-from evenstep.core.shown import shown
 from evenstep.launch.c10d import GradBucket
 from evenstep.schemes import Scheme
 from evenstep.torch.engines.gradient_watch import ChangeWatch, GradientWatch
 from evenstep.torch.engines.running_statistics import RunningStatistics
 from evenstep.torch.processes.workers import Workers
 
-Weights: TypeAlias = str | Callable[[Share], float]
+Weights: TypeAlias = Literal["samples", "script"]
 """`samples`: as the scheme weighs gradients. `script`: all equally, for a loss that is normalised over all workers."""
 
 
@@ -29,21 +27,7 @@ def weight_function(
     """
     if weights == "script":
         return lambda share: 1 / workers if share.samples else 0.0, None
-    return WEIGHTINGS[scheme.weighting] if isinstance(weights, str) else _checked(weights), accumulation
-
-
-def _checked(of_share: Callable[[Share], float]) -> Callable[[Share], float]:
-    def weight(share: Share) -> float:
-        given = of_share(share) if share.samples else 0.0
-        try:
-            value = float(given)
-        except (TypeError, ValueError):
-            value = math.nan
-        if not 0 <= value < math.inf:
-            raise ConfigError(f"the function given as weights returned {shown(given)}: a weight is a number >= 0")
-        return value
-
-    return weight
+    return WEIGHTINGS[scheme.weighting], accumulation
 
 
 def current_backward() -> int:

@@ -1,7 +1,8 @@
 """The loop over a `Balancer`'s shares that the loaders of all frameworks have in common."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
 from evenstep.core.errors import ConfigError
@@ -19,6 +20,7 @@ class ShareBatches:
         balancer: Divides the samples.
         ahead: Fetches the batches.
         before: What a batch was asked for before, if its predecessor was not reported, and what to do.
+        loop: The context of a loop over the batches.
         indices_of: Returns the indices of a share's batch; its second argument says whether the batch is only planned.
 
     Attributes:
@@ -31,24 +33,26 @@ class ShareBatches:
         balancer: Balancer,
         ahead: Ahead[Any],
         before: str,
+        loop: Callable[[], AbstractContextManager[None]] = nullcontext,
         indices_of: Callable[[Share, bool], IntArray] = lambda share, planned: share.indices,
     ) -> None:
         self.current: Share | None = None
         self.due = False
         self._balancer, self._ahead = balancer, ahead
-        self._before, self._indices_of = before, indices_of
+        self._before, self._indices_of, self._loop = before, indices_of, loop
         self._handed = 0.0
 
-    def of(self, shares: Iterable[Share]) -> Iterator[Any]:
+    def of(self, shares: Iterable[Share]) -> Generator[Any]:
         """Yield the batches of these shares, an epoch of the balancer, which goes on as long as the caller keeps it."""
         self.due = False
-        for share in shares:
-            batch, planned = self._ahead.batch(self._indices_of(share, False)), self._balancer.planned
-            self._ahead.plan(None if planned is None else self._indices_of(planned, True))
-            self.current, self.due, self._handed = share, True, time.perf_counter()
-            yield batch
-            if self.due:
-                raise ConfigError(f"a batch was asked for before {self._before}")
+        with self._loop():
+            for share in shares:
+                batch, planned = self._ahead.batch(self._indices_of(share, False)), self._balancer.planned
+                self._ahead.plan(None if planned is None else self._indices_of(planned, True))
+                self.current, self.due, self._handed = share, True, time.perf_counter()
+                yield batch
+                if self.due:
+                    raise ConfigError(f"a batch was asked for before {self._before}")
 
     def report(self, *, finite: bool, apart: float = 0.0) -> Share:
         """Report that the gradient of the batch is complete; returns its share with the weights to use.
