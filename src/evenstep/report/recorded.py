@@ -18,6 +18,7 @@ from evenstep.report.iterations import Iterations, IterationsBuilder, true_waits
 from evenstep.telemetry import ROLES, Event, read_events
 from evenstep.telemetry.events import (
     ELASTIC,
+    DeviceSampled,
     IterationDone,
     Joined,
     Left,
@@ -106,6 +107,7 @@ class RecordedRun:
         notes: The notes of the script, worker after worker.
         happenings: Events that deserve a line each.
         failed: The failures of workers' processes, by worker.
+        devices: The states of GPUs, by worker, where they were recorded.
     """
 
     scheme: str
@@ -119,6 +121,7 @@ class RecordedRun:
     notes: tuple[Noted, ...]
     happenings: tuple[Happening, ...]
     failed: Mapping[int, str]
+    devices: Mapping[int, Sequence[DeviceSampled]]
 
     @property
     def workers(self) -> list[int]:
@@ -186,6 +189,7 @@ class RunBuilder:
         self._about: dict[int, Run] = {}
         self._plans: dict[int, list[Planned]] = defaultdict(list)
         self._notes: dict[int, list[Noted]] = defaultdict(list)
+        self._devices: dict[int, list[DeviceSampled]] = defaultdict(list)
         self._happenings: list[Happening] = []
         self._failed: dict[int, str] = {}
         self._servers, self._elastic = ServerRecord(), ElasticRecord()
@@ -217,7 +221,7 @@ class RunBuilder:
         self._about[worker] = event
         if event.engine not in (SERVER, ELASTIC) or worker not in self.done:
             self.done[worker] = IterationsBuilder(keep=self._keep)
-            self._plans[worker], self._notes[worker] = [], []
+            self._plans[worker], self._notes[worker], self._devices[worker] = [], [], []
 
     def _take_of_worker(self, event: WorkerEvent) -> None:
         if isinstance(event, Planned):
@@ -227,6 +231,8 @@ class RunBuilder:
                 del plans[1 : -self._keep]
         elif isinstance(event, Noted) and self._keep is None:
             self._notes[event.worker].append(event)
+        elif isinstance(event, DeviceSampled) and self._keep is None:
+            self._devices[event.worker].append(event)
 
     def finish(self) -> RecordedRun:
         """The run so far.
@@ -254,6 +260,7 @@ class RunBuilder:
             notes=tuple(note for notes in self._notes.values() for note in notes),
             happenings=tuple(self._happenings),
             failed=dict(self._failed),
+            devices={worker: states for worker, states in self._devices.items() if states},
         )
 
     def _planned(self, iterations: Mapping[int, Iterations]) -> tuple[Planned, ...]:

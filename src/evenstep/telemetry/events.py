@@ -163,6 +163,19 @@ class Noted(WorkerEvent, frozen=True, kw_only=True, tag="note"):
 
 
 @final
+class DeviceSampled(WorkerEvent, frozen=True, kw_only=True, tag="device"):
+    """The state of a worker's GPU, about once a second, where NVML tells it.
+
+    `utilisation`: the part of the last moment in which it was busy, 0 to 1; `memory_bytes` in use by all processes.
+    """
+
+    at: _Number
+    utilisation: _Number
+    memory_bytes: _Count
+    celsius: _Number
+
+
+@final
 class Disturbed(WorkerEvent, frozen=True, kw_only=True, tag="disturbance"):
     """The worker is slowed on purpose from this iteration on: `factor` times its seconds plus `extra_seconds`.
 

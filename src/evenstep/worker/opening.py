@@ -20,6 +20,7 @@ from evenstep.telemetry.say import say
 from evenstep.worker.activity import Activity
 from evenstep.worker.agreement import Agreed
 from evenstep.worker.device_memory import LearntLimit
+from evenstep.worker.device_state import WithDevice
 from evenstep.worker.factors import FactorSampler
 from evenstep.worker.meter import Meter, Stopwatch
 from evenstep.worker.source import command, commit_of
@@ -51,6 +52,7 @@ def open_tracker(
     scheme, records, hold, clock, rank = agreed.scheme, agreed.workers, agreed.own.hold, time.perf_counter, worker.rank
     forecasts, sums_up = scheme.load.uses_forecasts, recorder is None and leads and not rank
     folder = folder if leads else None
+    kept = record_in(folder, rank, launched) if recorder is None else Silent()
     # The first worker on each host records everybody's sizes: hosts may have separate directories. On servers all do:
     # sizes reach each at a different time, and a worker may leave.
     first_on_host = all(each["host"] != records[rank]["host"] for each in records[:rank])
@@ -66,7 +68,7 @@ def open_tracker(
             factors=(hold or FactorSampler(threads=threads, clock=clock)).sample if forecasts else Factors,
             memory=memory,
         ),
-        recorder=recorder or record_in(folder, rank, launched),
+        recorder=recorder or (kept if folder is None else WithDevice.of(kept, records[rank]["device"], clock)),
         follows_speed=scheme.load.follows_speed,
         lags=lags,
         tells_plans=first_on_host or scheme.served is not None,

@@ -7,6 +7,7 @@ from typing import Final, final
 from evenstep.report.account.account import Part
 from evenstep.report.overview import RunOverview
 from evenstep.report.summary import ElasticSummary, ServedSummary, WorkerSummary, speed_ups
+from evenstep.telemetry.events import DeviceSampled
 
 _MAX_EVENTS: Final = 200  # Rows; --json has all.
 _MAX_SIZES: Final = 16  # In a cell.
@@ -83,7 +84,10 @@ def workers_table(overview: RunOverview) -> Table:
     return Table(
         caption="Workers; time per sample is that over the median of the others', at equal sizes",
         rows=[
-            {"worker": overview.marked(each.worker)} | _worker(each, all_costs) | {"where": each.place}
+            {"worker": overview.marked(each.worker)}
+            | _worker(each, all_costs)
+            | _device(overview.run.devices.get(each.worker, ()))
+            | {"where": each.place}
             for each in overview.summary.workers
         ],
     )
@@ -108,6 +112,17 @@ def _worker(worker: WorkerSummary, all_costs: float) -> dict[str, str]:
             "largest behind, batches": f"{worker.pushes.largest_behind:.1f}",
         }
     return row
+
+
+def _device(states: Sequence[DeviceSampled]) -> dict[str, str]:
+    """The state of a GPU over the run."""
+    if not states:
+        return {}
+    return {
+        "GPU busy": f"{sum(each.utilisation for each in states) / len(states):.0%}",
+        "most GPU memory": f"{max(each.memory_bytes for each in states) / 1e9:.1f} GB",
+        "hottest": f"{max(each.celsius for each in states):.0f} \N{DEGREE SIGN}C",
+    }
 
 
 def parts_table(overview: RunOverview, order: Iterable[Part]) -> Table:
