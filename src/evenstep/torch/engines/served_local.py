@@ -9,7 +9,7 @@ from evenstep.core.activity import Doing
 from evenstep.core.errors import ConfigError
 from evenstep.protocol.optimizer import OptimizerSpec, Options
 from evenstep.schemes import Outer
-from evenstep.torch.engines.served import ServedEngine
+from evenstep.torch.engines.served import FETCHED_IN_STEP, ServedEngine
 from evenstep.worker.hand_outs import HandedOut
 
 
@@ -17,10 +17,10 @@ from evenstep.worker.hand_outs import HandedOut
 class OuterOptimizer:
     """The worker's side of the outer optimizer: its options. The servers have its state."""
 
-    def __init__(self, outer: Outer, *, groups: int, workers: int) -> None:
+    def __init__(self, outer: Outer, *, groups: int) -> None:
         common: dict[str, Any] = {"lr": outer.rate, "momentum": outer.momentum}
         if outer.delayed:
-            name, options = "DelayedNesterov", {**common, "every": float(workers)}
+            name, options = "DelayedNesterov", {**common, "share": 1.0}
         else:
             rest = {"dampening": 0.0, "weight_decay": 0.0, "nesterov": bool(outer.momentum), "maximize": False}
             name, options = "SGD", {**common, **rest}
@@ -48,8 +48,12 @@ class LocalServedEngine(ServedEngine):
     def enter_loader(self) -> None:
         now = self.hand_outs.in_hand
         finished = now is None or now.finished
-        if now is not None and finished:
+        # Workers in step need the push of a period whose last batch the script has skipped.
+        skipped = self._in_step and now is not None and not now.passed and not self.hand_outs.ahead
+        if now is not None and (finished or skipped):
             self._end_batch(now)
+        if self._in_step and self._pass.held and self._pass.shares.empty:
+            raise ConfigError(FETCHED_IN_STEP)
         self.tracker.enter_loader(ended=finished)
         self._pass.record()
 
@@ -77,6 +81,8 @@ class LocalServedEngine(ServedEngine):
         self.check_batch(optimizer)
         self.tracker.mark(Doing.STEPPED)
         if (now := self.hand_outs.in_hand) is not None:
+            if self._in_step and now.claimed not in self._pass.held and not self._pass.forfeited(now.claimed):
+                raise ConfigError(FETCHED_IN_STEP)
             now.closed = True
             if self._fetches_ahead is not True:
                 self._fetches_ahead = bool(self.hand_outs.ahead)
