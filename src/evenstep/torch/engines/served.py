@@ -24,9 +24,9 @@ from evenstep.worker.servers.exchange import Batch, OptimizerSide, ServedExchang
 from evenstep.worker.servers.link import ServerLink
 from evenstep.worker.tracker import Tracker
 
-FETCHED_IN_STEP: Final = (
+_FETCHED_IN_STEP: Final = (
     "a batch was fetched before the last one was stepped on, and workers that share every slice on parameter servers"
-    " cannot claim ahead: fetch each batch after the step on the one before, or leave out engine=server or the groups"
+    " cannot claim ahead: fetch each batch after the step on the one before, or leave out engine=server"
 )
 _DONE_WITH: Final = (
     "the optimizer was stepped on a batch whose samples are done with, because its loop was left or the next one has"
@@ -240,7 +240,7 @@ class ServedEngine(Engine):
         if self._forfeits:
             return None
         if now is not None and now.passed and not now.closed:
-            raise ConfigError(FETCHED_IN_STEP if self._in_step else _DONE_WITH)
+            raise ConfigError(_FETCHED_IN_STEP if self._in_step else _DONE_WITH)
         if now is None or self._computes or held != [now.claimed]:
             raise ConfigError(
                 "the optimizer was stepped without a current batch: step once for each batch of the loader"

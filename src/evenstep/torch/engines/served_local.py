@@ -9,7 +9,7 @@ from evenstep.core.activity import Doing
 from evenstep.core.errors import ConfigError
 from evenstep.protocol.optimizer import OptimizerSpec, Options
 from evenstep.schemes import Outer
-from evenstep.torch.engines.served import FETCHED_IN_STEP, ServedEngine
+from evenstep.torch.engines.served import ServedEngine
 from evenstep.worker.hand_outs import HandedOut
 
 
@@ -48,12 +48,14 @@ class LocalServedEngine(ServedEngine):
     def enter_loader(self) -> None:
         now = self.hand_outs.in_hand
         finished = now is None or now.finished
-        # Workers in step need the push of a period whose last batch the script has skipped.
-        skipped = self._in_step and now is not None and not now.passed and not self.hand_outs.ahead
-        if now is not None and (finished or skipped):
+        if now is not None and finished:
             self._end_batch(now)
-        if self._in_step and self._pass.held and self._pass.shares.empty:
-            raise ConfigError(FETCHED_IN_STEP)
+        newest = self.hand_outs.ahead[-1] if self.hand_outs.ahead else now
+        if self._in_step and newest is not None and newest.piece.last and newest.claimed in self._pass.held:
+            raise ConfigError(
+                "a batch was fetched before the step on the last one of a period, whose push this worker's group waits"
+                " for: step on each batch before the next is fetched, or use asp, ssp or dssp"
+            )
         self.tracker.enter_loader(ended=finished)
         self._pass.record()
 
@@ -81,8 +83,6 @@ class LocalServedEngine(ServedEngine):
         self.check_batch(optimizer)
         self.tracker.mark(Doing.STEPPED)
         if (now := self.hand_outs.in_hand) is not None:
-            if self._in_step and now.claimed not in self._pass.held and not self._pass.forfeited(now.claimed):
-                raise ConfigError(FETCHED_IN_STEP)
             now.closed = True
             if self._fetches_ahead is not True:
                 self._fetches_ahead = bool(self.hand_outs.ahead)
