@@ -4,7 +4,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from support import served_training
+from support import ahead_habits, habits, served_training
 from support.group_servers import run_grouped
 from support.processes import results, run_workers
 from support.served import run_served, server_events
@@ -101,3 +101,9 @@ def test_groups_change_between_periods(tmp_path):
     run = Run(scheme=scheme, optimizer="momentum", samples=600, epochs=2, options={"emulate": devices})
     is_one_process(run, results(run_served(served_training.train_in_periods, 3, run, run_dir=tmp_path)), tmp_path)
     assert server_events(tmp_path, "regroup")[-1].groups == [[0, 2], [1]]
+
+
+def test_a_batch_that_is_fetched_beyond_a_period_is_refused(tmp_path):
+    habit, options = ahead_habits.fetch_one_ahead, {"scheme": "grouped:groups=1,period=2"}
+    for said in results(run_served(habits.attempt, 2, habit, Run(samples=60), options, run_dir=tmp_path)):
+        assert said.endswith("step on each batch before the next is fetched, or use asp, ssp or dssp")
