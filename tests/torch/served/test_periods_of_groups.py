@@ -4,7 +4,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from support import ahead_habits, habits, served_training
+from support import ahead_habits, habits, served_faults, served_training
 from support.group_servers import run_grouped
 from support.processes import results, run_workers
 from support.served import run_served, server_events
@@ -17,6 +17,7 @@ pytestmark = pytest.mark.multiprocess
 
 # Claims of 20 samples; the last ones of an epoch are shorter, and some workers have none.
 UNEVEN = {"samples": 187, "epochs": 2}
+PAIRS = [(0, 1), (2, 3)]
 
 
 def same(values, expected):
@@ -67,8 +68,8 @@ def test_it_is_the_mathematics_of_one_process_with_a_model_per_worker(tmp_path, 
 @pytest.mark.parametrize("behind", [[1], [0, 1]])
 def test_a_server_of_the_group_sums_its_changes(tmp_path, behind):
     run = Run(scheme="grouped:groups=0-1/2-3,period=4,outer=delayed,outer_lr=0.5", optimizer="adam", **UNEVEN)
-    function, groups = served_training.train_in_periods, [(0, 1), (2, 3)]
-    is_one_process(run, results(run_grouped(function, groups, run, run_dir=tmp_path, behind=behind)), tmp_path)
+    values = results(run_grouped(served_training.train_in_periods, PAIRS, run, run_dir=tmp_path, behind=behind))
+    is_one_process(run, values, tmp_path)
 
 
 @pytest.mark.parametrize("outer", ["delayed", "nesterov"])
@@ -107,3 +108,13 @@ def test_a_batch_that_is_fetched_beyond_a_period_is_refused(tmp_path):
     habit, options = ahead_habits.fetch_one_ahead, {"scheme": "grouped:groups=1,period=2"}
     for said in results(run_served(habits.attempt, 2, habit, Run(samples=60), options, run_dir=tmp_path)):
         assert said.endswith("step on each batch before the next is fetched, or use asp, ssp or dssp")
+
+
+def test_a_worker_killed_in_a_period_behind_its_groups_server_holds_nobody(tmp_path):
+    run = Run(scheme="grouped:groups=0-1/2-3,across=ssp:bound=1,period=3", **UNEVEN)
+    function, faults = served_faults.train, {(2, "step"): served_faults.Kill()}
+    outcomes = run_grouped(function, PAIRS, run, tmp_path, 3, faults, run_dir=tmp_path, behind=[1])
+    assert outcomes[3].exitcode == -9
+    survivors = results(outcomes[:3])
+    assert all(value["ended"] == survivors[0]["ended"] for value in survivors)
+    assert served_faults.pushed(tmp_path) == {epoch: list(range(run.samples)) for epoch in range(run.epochs)}
