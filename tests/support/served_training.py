@@ -93,7 +93,7 @@ def train_in_periods_ahead(run):
     model, optimizer, loader = training.prepared(run)
     ended = []
     for _ in range(run.epochs):
-        for batch in ahead(loader, 1):
+        for batch in ahead(loader, 2):
             step(model, optimizer, *batch)
         ended.append(weights(model))
     return {"ended": ended}
