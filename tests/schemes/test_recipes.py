@@ -69,6 +69,10 @@ PARAMETERS = {
         *({"behind": 4}, {"behind": 2.5}, {"rate": "raw", "clip": 0.5, "nonfinite": "refuse", "push_to": "root"}),
         {"groups": 2, "inside": "lb-bsp:predictor=ema;minimum=4", "across": "ssp:bound=2", "servers": 3},
         {"groups": "hosts", "across": "ssp:bound=0", "optimizer": "a:B"},
+        *(
+            {"groups": 2, "period": 4},
+            {"period": 4, "steps": "speed", "outer": "delayed", "outer_lr": 0.5, "outer_momentum": 0.8},
+        ),
     ],
     "dssp": [{}, {"lower": 0, "upper": 0}, *({"lower": 1, "bounded": False, **served} for served in SERVED)],
     "static": [{"sizes": [100, 12, 8, 8]}],

@@ -62,13 +62,23 @@ def told(log):
     return workers, [event for event in log.server if event.kind != "regroup"]
 
 
-@pytest.mark.parametrize(("grouped", "plain"), [(1, "bsp:engine=server"), (6, "asp")])
+@pytest.mark.parametrize(("grouped", "plain"), [(1, "bsp:engine=server"), (6, "asp"), ("6,period=4", "asp:period=4")])
 def test_one_group_is_a_barrier_and_groups_of_one_worker_are_none(grouped, plain):
     where = cluster(slowdown=2.3, workers=6)
     # An epoch of a length that no batch divides: the tails are alike too.
     _, one = run(f"grouped:groups={grouped}", where, iterations=40, epoch=6 * 8 * 13 + 5)
     _, other = run(plain, where, iterations=40, epoch=6 * 8 * 13 + 5)
     assert told(one) == told(other)
+
+
+def test_steps_by_speed_save_waiting_in_a_group():
+    where = cluster(slowdown=4, workers=8)
+    equal, by_speed = (run(f"grouped:groups=2,period=8{more}", where)[0] for more in ("", ",steps=speed"))
+    assert by_speed.samples == equal.samples == 400 * 8 * 8
+    assert equal.waiting_share == pytest.approx(3 / 8 * 3 / 4)
+    assert by_speed.waiting_share < 0.05
+    # 7 and a quarter workers of 8, and what the ends of epochs cost.
+    assert by_speed.samples_per_second == pytest.approx(7.25 / 8 * 8 * 8 / UNDISTURBED_SECONDS, rel=0.06)
 
 
 @pytest.mark.parametrize("slowdown", [2, 4])

@@ -3,6 +3,7 @@
 import math
 import os
 import warnings
+from fractions import Fraction
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -92,7 +93,7 @@ def train_in_periods_ahead(run):
     model, optimizer, loader = training.prepared(run)
     ended = []
     for _ in range(run.epochs):
-        for batch in ahead(loader, 1):
+        for batch in ahead(loader, 2):
             step(model, optimizer, *batch)
         ended.append(weights(model))
     return {"ended": ended}
@@ -121,17 +122,19 @@ def break_and_spoil_a_period(run, barrier):
 class ServersAlone:
     """The weights of servers after each push, written out; and their momentum, and the samples so far."""
 
-    def __init__(self, initial, outer, workers, global_batch_size):
+    def __init__(self, initial, outer, global_batch_size):
         self.versions, self.momenta, self.samples = [initial], [torch.zeros_like(initial)], [0]
-        self.outer, self.workers, self.whole = outer, workers, global_batch_size
-        self.new = torch.zeros_like(initial)
+        self.outer, self.whole = outer, global_batch_size
+        self.new, self.part = torch.zeros_like(initial), Fraction(0)
 
-    def push(self, change, samples, pulled, had, rate):
+    def push(self, change, samples, pulled, had, rate, *, of=None):
         """Step along this change from the weights that a worker `had`; how far its next ones are moved along momentum.
 
-        Without an `outer` optimizer it is a gradient, on which SGD steps at this rate.
+        Without an `outer` optimizer it is a gradient, on which SGD steps at this rate. It counts for its part `of` so
+        many samples, a global batch by default.
         """
-        share, ahead, weights = samples / self.whole, 0.0, self.versions[-1]
+        share, ahead, weights = samples / (of or self.whole), 0.0, self.versions[-1]
+        self.part += Fraction(samples, of or self.whole)
         if self.outer is None:
             # As torch steps, since the last bit decides which of two numbers of the wire is nearest.
             stepped = torch.nn.Parameter(weights.clone())
@@ -148,7 +151,8 @@ class ServersAlone:
     def _delayed(self, change):
         self.new, moved = self.new + change, change
         momentum = self.momenta[-1]
-        if len(self.versions) % self.workers == 0:
+        if self.part >= 1:
+            self.part -= 1
             momentum, self.new = self.outer.momentum * momentum + self.new, torch.zeros_like(change)
             moved = torch.add(change, momentum, alpha=self.outer.momentum)
         self.momenta.append(momentum)
@@ -166,24 +170,30 @@ class ServersAlone:
         return self.outer.rate * gone
 
 
-def train_in_periods_alone(run, claims, pushes, outer, global_batch_size, wire="float32", begun=None, resumed=None):
+def train_in_periods_alone(
+    run, claims, pushes, outer, global_batch_size, wire="float32", begun=None, resumed=None, groups=None
+):
     """The same in one process: asynchronous local SGD (arXiv 2401.09135) with the momentum of `outer`, if any.
 
     `claims` of each worker, as `train_in_periods` returns them; `pushes` are the worker and the version that it pulled
     of each push, in the order of their arrival. Without an `outer` optimizer a push is a gradient, on which SGD steps.
     On a narrow `wire` each push is rounded, and so is what takes a worker's weights to those that it pulls in an epoch;
     `begun` has the version at which a worker began an epoch. `resumed`: the epoch before which the run was started
-    again, so that what rounding had left is lost. Returns the weights after the last push.
+    again, so that what rounding had left is lost. `groups`: the workers in the group of each push, which push as one;
+    a group of all workers counts for a global batch. Returns the weights after the last push.
     """
     inputs, targets = training.data(run)
     models = [training.model_of(run) for _ in claims]
     optimizers = [training.optimizer_of(run, model) for model in models]
-    servers = ServersAlone(torch.tensor(weights(models[0]), dtype=run.dtype), outer, len(claims), global_batch_size)
+    servers = ServersAlone(torch.tensor(weights(models[0]), dtype=run.dtype), outer, global_batch_size)
     versions, left = servers.versions, [iter(own) for own in claims]
     ends = [sum(number < epoch for own in claims for number, _ in own) for epoch in range(run.epochs)]
     has, rest, epochs = [None] * len(claims), [torch.zeros(len(versions[0]))] * len(claims), [0] * len(claims)
-    ahead = [0.0] * len(claims)
-    for worker, pulled in pushes:
+    ahead, gathered = [0.0] * len(claims), {}
+    # A group is released on the same weights, so these tell which of its pushes are one.
+    keys = [*zip(groups, pushes, strict=True)] if groups else [*enumerate(pushes)]
+    keys = [(group, pulled) for group, (_, pulled) in keys]
+    for number, (worker, pulled) in enumerate(pushes):
         model, optimizer = models[worker], optimizers[worker]
         epoch, steps = next(left[worker])
         if epoch > epochs[worker]:
@@ -208,7 +218,15 @@ def train_in_periods_alone(run, claims, pushes, outer, global_batch_size, wire="
             sent = on_wire(change.float() + rest[worker], wire)
             rest[worker] = change.float() + rest[worker] - sent
         count, rate = sum(map(len, steps)), optimizer.param_groups[0]["lr"]
-        ahead[worker] = servers.push(sent.to(run.dtype), count, pulled, has[worker], rate)
+        parts = gathered.setdefault(keys[number], [])
+        parts.append((sent.to(run.dtype), count))
+        if keys[number] in keys[number + 1 :]:
+            continue
+        group, whole = groups[number] if groups else (worker,), sum(count for _, count in parts)
+        mean = sum(sent * (count / whole) for sent, count in parts)
+        of = whole if groups and len(group) == len(claims) else None
+        moved = servers.push(mean, whole, pulled, has[worker], rate, of=of)
+        ahead = [moved if each in group else before for each, before in enumerate(ahead)]
     assert not any(list(own) for own in left)
     return versions[-1].tolist()
 

@@ -1,7 +1,7 @@
 """The recipe of groups: barriers inside them, and any policy of parameter servers between them."""
 
 from collections.abc import Sequence
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal, Unpack
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.groups import ByHost, ByRank, BySpeed, GivenGroups, Grouping, Groups, Progressive
@@ -11,6 +11,7 @@ from evenstep.core.sync import Grouped
 from evenstep.schemes.given_sizes import is_number
 from evenstep.schemes.recipe import recipe, scheme_within, sizes_of
 from evenstep.schemes.scheme import Clip, Nonfinite, OptimizerName, PushTo, Rate, Scheme, Served, ServerCount
+from evenstep.schemes.served import PeriodOptions, on_servers
 
 _MAX_RANKS: Final = 2**16
 """The most ranks in a range, more than any run has."""
@@ -46,6 +47,7 @@ def grouped(
     servers: ServerCount = 1,
     optimizer: OptimizerName = None,
     push_to: PushTo = "group",
+    **local: Unpack[PeriodOptions],
 ) -> Scheme:
     """Grouped parameter servers: a barrier inside each group, while groups may run ahead of each other.
 
@@ -53,23 +55,22 @@ def grouped(
     2018. Parts: the sizes of `inside`, the bound of `across`, and groups. One group is synchronous training, and one
     per worker is `across` itself; in between, staleness is the price of less waiting. The paper says neither who is in
     which group nor when their number changes (`evenstep.core.groups` decides), nor at which rate a group's gradient is
-    applied: here by its share of the global batch, like any push (see `asp`).
+    applied: here by its share of the global batch, like any push (see `asp`). With a `period` a group pushes the sum of
+    its workers' changes over their local steps.
 
     When to use it: a few workers are much slower than the others, or hosts are far apart. When not: differences of
     speed last, and sizes can even them out (`lb_bsp`).
     """
-    sizes, between = _inside(inside), _across(across)
-    return Scheme(
-        load=sizes.load,
-        sync=Grouped(grouping=_grouping(str(groups), by, behind), across=between.sync),
-        served=Served(servers=servers, rate=rate, clip=clip, nonfinite=nonfinite, push_to=push_to, optimizer=optimizer),
-    )
+    _require_sizes(inside)
+    sync = Grouped(grouping=_grouping(str(groups), by, behind), across=_across(across).sync)
+    options: dict[str, Any] = {"rate": rate, "clip": clip, "nonfinite": nonfinite, "servers": servers}
+    return on_servers("grouped", sync, inside, push_to=push_to, optimizer=optimizer, **options, **local)
 
 
-def _inside(inside: Scheme | str) -> Scheme:
+def _require_sizes(inside: Scheme | str) -> None:
     scheme = scheme_within(inside)
     try:
-        return sizes_of("grouped", scheme)
+        sizes_of("grouped", scheme)
     except ConfigError as error:
         raise ConfigError(
             f"inside a group is a barrier, and {str(scheme)!r} says more than its sizes: use bsp, lb-bsp or dbs"

@@ -78,32 +78,10 @@ class ServerOptions(TypedDict, total=False):
     optimizer: OptimizerName
 
 
-class LocalStepOptions(ServerOptions, total=False):
-    """The options of `Served`, and those of local steps between two pushes."""
-
-    period: Annotated[
-        int | None,
-        "Local steps of a worker between two pushes, 1 or more: each push is then the change of its model. None: every"
-        " gradient is pushed.",
-    ]
-    steps: Annotated[
-        Literal["equal", "speed"],
-        "With a period, `equal`: each period has `period` steps; `speed`: as many as the worker's speed allows,"
-        " `period` on average.",
-    ]
-    outer: Annotated[
-        Literal["sgd", "delayed", "nesterov"],
-        "With a period, the servers' optimizer of changes: `sgd` has no momentum; `delayed` (Delayed Nesterov) applies"
-        " it once for as many changes as there are workers; `nesterov` with each, as in `asp`.",
-    ]
-    outer_lr: Annotated[float, "Its learning rate; above 0."]
-    outer_momentum: Annotated[float, "Its momentum, from 0 to below 1; unused with `outer=sgd`."]
-
-
 LOCAL_STEPS: Final = MappingProxyType(
     {"period": None, "steps": "equal", "outer": "sgd", "outer_lr": 1.0, "outer_momentum": 0.9}
 )
-"""The defaults of those."""
+"""The defaults of the options of local steps between two pushes."""
 
 
 @final
@@ -152,7 +130,7 @@ class Outer:
         rate: Its learning rate, > 0; with 1 and no momentum the step leads to the average.
         momentum: From 0 to below 1.
         nesterov: Whether the step looks ahead by its momentum, as Nesterov's does.
-        delayed: Whether servers apply the momentum once for as many changes as there are workers (Delayed Nesterov).
+        delayed: Whether servers apply the momentum once for each global batch of changes (Delayed Nesterov).
         wire: The format in which the differences travel.
         fragments: The number of parts of the model, each with periods and momentum of its own.
         alpha: The part of its own weights that a worker keeps of a fragment, from 0 to below 1; none where a period is
@@ -311,11 +289,6 @@ class Scheme:
             )
 
     def _require_local_servable(self, served: Served, outer: Outer | None) -> None:
-        if self.sync.in_step:
-            raise ConfigError(
-                "a barrier on servers sums gradients, not the changes of a period: leave out period, or use asp, ssp,"
-                " dssp, or diloco, which needs no servers"
-            )
         if outer is None or (outer.wire, outer.fragments, outer.alpha, outer.delay) != ("float32", 1, 0.0, 0):
             raise ConfigError(
                 "servers step along whole changes of a period: give an Outer without fragments, alpha and delay, and"
@@ -324,7 +297,7 @@ class Scheme:
         if self.load.follows_speed and self.steps == "equal":
             raise ConfigError(
                 "sizes by speed give a worker more or fewer steps of a period on servers: give steps=speed too, or"
-                " leave out load"
+                " leave out load and inside"
             )
         if served.exchange == "overlapped":
             raise ConfigError(

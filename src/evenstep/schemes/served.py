@@ -1,16 +1,42 @@
 """Recipes on parameter servers, where workers need not wait for each other in every iteration."""
 
-from typing import Annotated, Any, TypeAlias, Unpack
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict, Unpack
 
 from evenstep.core.sync import Bounded, Dynamic, Sync, Unbounded
 from evenstep.schemes.recipe import recipe, sizes_of
-from evenstep.schemes.scheme import LOCAL_STEPS, LocalStepOptions, Outer, Scheme, Served
+from evenstep.schemes.scheme import LOCAL_STEPS, Outer, PushTo, Scheme, Served, ServerOptions
 
 Sizes: TypeAlias = Annotated[
     Scheme | str,
     "The scheme whose sizes are used: `bsp` (equal), `lb-bsp`, `dbs`, or one that a recipe made. In a scheme string,"
     " its own parameters follow a colon and are separated by semicolons: `asp:load=lb-bsp:predictor=ema;minimum=4`.",
 ]
+
+
+class PeriodOptions(TypedDict, total=False):
+    """The options of local steps between two pushes."""
+
+    period: Annotated[
+        int | None,
+        "Local steps of a worker between two pushes, 1 or more: each push is then the change of its model. None: every"
+        " gradient is pushed.",
+    ]
+    steps: Annotated[
+        Literal["equal", "speed"],
+        "With a period, `equal`: each period has `period` steps; `speed`: as many as the worker's speed allows,"
+        " `period` on average.",
+    ]
+    outer: Annotated[
+        Literal["sgd", "delayed", "nesterov"],
+        "With a period, the servers' optimizer of changes: `sgd` has no momentum; `delayed` (Delayed Nesterov) applies"
+        " it once for each global batch of changes; `nesterov` with each, as in `asp`.",
+    ]
+    outer_lr: Annotated[float, "Its learning rate; above 0."]
+    outer_momentum: Annotated[float, "Its momentum, from 0 to below 1; unused with `outer=sgd`."]
+
+
+class LocalStepOptions(ServerOptions, PeriodOptions, total=False):
+    """The options of `Served`, and those of local steps between two pushes."""
 
 
 @recipe
@@ -68,7 +94,9 @@ def dssp(
     return on_servers("dssp", Dynamic(lower=lower, upper=upper, bounded=bounded), load, **options)
 
 
-def on_servers(recipe: str, sync: Sync, load: Scheme | str, **options: Unpack[LocalStepOptions]) -> Scheme:
+def on_servers(
+    recipe: str, sync: Sync, load: Scheme | str, *, push_to: PushTo = "root", **options: Unpack[LocalStepOptions]
+) -> Scheme:
     """The scheme of this sync on servers, where workers push every gradient, or the change of a period."""
     local: dict[str, Any] = {name: options.pop(name, usual) for name, usual in LOCAL_STEPS.items()}  # type: ignore[misc]
     period, steps, kind, rate, momentum = local.values()
@@ -76,5 +104,5 @@ def on_servers(recipe: str, sync: Sync, load: Scheme | str, **options: Unpack[Lo
     if local != {**LOCAL_STEPS, "steps": steps}:
         outer = Outer(rate=rate, momentum=0.0 if kind == "sgd" else momentum, delayed=kind == "delayed")
     sizes = sizes_of(recipe, "lb-bsp" if steps == "speed" and load == "bsp" else load)
-    served = Served(**options)  # type: ignore[misc]
+    served = Served(push_to=push_to, **options)  # type: ignore[misc]
     return Scheme(load=sizes.load, sync=sync, served=served, period=period, outer=outer, steps=steps)

@@ -1,9 +1,12 @@
 """The outer optimizers of local steps: momentum along the changes of models, at once or delayed."""
 
 from collections.abc import Iterable
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
+
+_ROUNDING: Final = 1e-9
+"""How far a sum of shares may be from a whole number because each was rounded."""
 
 
 def momentum_step(
@@ -23,17 +26,18 @@ def momentum_step(
 class DelayedNesterov(torch.optim.Optimizer):
     """Delayed Nesterov, for changes that arrive one by one: Liu et al., arXiv 2401.09135, Algorithm 3, with c = 0.
 
-    With d the t-th change, which stands for its part of a global batch, and D the sum of those since the last momentum:
+    With d a change, which stands for its part s of a global batch, and D the sum of those since the last momentum:
 
         D <- D + d
-        every N-th t:   m <- beta m + D,   w <- w - lr (d + beta m),   D <- 0
-        otherwise:      w <- w - lr d
+        each time that the s add up to 1:   m <- beta m + D,   w <- w - lr (d + beta m),   D <- 0
+        otherwise:                          w <- w - lr d
 
-    The paper's changes are divided by N there; here they come in as parts already. With N = 1 it is Nesterov's method.
+    There the momentum comes with every N-th change, of which each is divided by N; here changes come in as parts
+    already, and equal ones make it the same. The `share` of an update is s. With s = 1 it is Nesterov's method.
     """
 
-    def __init__(self, params: Iterable[Any], lr: float, momentum: float, every: float) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "every": every})
+    def __init__(self, params: Iterable[Any], lr: float, momentum: float, share: float) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "share": share})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -44,12 +48,13 @@ class DelayedNesterov(torch.optim.Optimizer):
                     continue
                 state = self.state[weights]
                 if not state:
-                    state["step"] = torch.zeros(())
+                    state["part"] = torch.zeros((), dtype=torch.float64)
                     state["momentum"], state["new"] = torch.zeros_like(weights), torch.zeros_like(weights)
-                state["step"] += 1
+                state["part"] += group["share"]
                 state["new"] += change
                 step = change
-                if state["step"] % group["every"] == 0:
+                if state["part"] > 1 - _ROUNDING:
+                    state["part"] -= 1
                     step = momentum_step(change, state["momentum"], group["momentum"], new=state["new"])
                     state["new"].zero_()
                 weights.sub_(step, alpha=group["lr"])

@@ -214,7 +214,7 @@ class Running:
                 spec = describe(optimizer, served.allowed)
                 require_small_options(spec, optimizer)
             else:
-                outer = OuterOptimizer(scheme.outer, groups=layout.groups, workers=self._workers.count)
+                outer = OuterOptimizer(scheme.outer, groups=layout.groups)
                 spec = outer.spec
             run = RunSpec(
                 scheme=scheme,

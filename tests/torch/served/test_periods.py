@@ -27,6 +27,10 @@ def trained(run, tmp_path, workers, **settings):
     return results(run_served(served_training.train_in_periods, workers, run, run_dir=tmp_path, **settings))
 
 
+def with_period(scheme, period):
+    return f"{scheme}{',' if ':' in scheme else ':'}period={period}"
+
+
 def same(values, expected):
     np.testing.assert_allclose(values, expected, rtol=0, atol=1e-10)
 
@@ -81,8 +85,9 @@ def test_batches_may_be_fetched_ahead_within_and_beyond_a_period(tmp_path):
     assert sum(event.samples for event in server_events(tmp_path, "push")) == run.samples * run.epochs
 
 
-def test_steps_of_a_period_that_is_left_or_not_finite_are_lost_and_nobody_else_sees_them(tmp_path):
-    run = Run(scheme="asp:period=3", **UNEVEN)
+@pytest.mark.parametrize("scheme", ["asp", "grouped:groups=1"])
+def test_steps_of_a_period_that_is_left_or_not_finite_are_lost_and_nobody_else_sees_them(tmp_path, scheme):
+    run = Run(scheme=with_period(scheme, 3), **UNEVEN)
     function, barrier = served_training.break_and_spoil_a_period, CONTEXT.Barrier(2)
     values = results(run_served(function, 2, run, barrier, run_dir=tmp_path))
     assert [value["skipped"] for value in values] == [0, 1]
@@ -109,8 +114,9 @@ def test_a_period_needs_batches_of_one_worker(given, says):
         next(iter(evenstep.prepare(model, optimizer, loader, scheme="asp:period=4", global_batch_size=size)[2]))
 
 
-def test_a_worker_killed_in_a_period_holds_nobody_and_no_sample_is_lost(tmp_path):
-    run = Run(scheme="ssp:bound=1,period=3", **UNEVEN)
+@pytest.mark.parametrize("scheme", ["ssp:bound=1", "grouped:groups=1-2/0,across=ssp:bound=1"])
+def test_a_worker_killed_in_a_period_holds_nobody_and_no_sample_is_lost(tmp_path, scheme):
+    run = Run(scheme=with_period(scheme, 3), **UNEVEN)
     faults = {(2, "step"): served_faults.Kill()}
     outcomes = run_served(served_faults.train, 3, run, tmp_path, 1, faults, run_dir=tmp_path)
     assert outcomes[1].exitcode == -9
@@ -120,9 +126,16 @@ def test_a_worker_killed_in_a_period_holds_nobody_and_no_sample_is_lost(tmp_path
     assert served_faults.pushed(tmp_path) == {epoch: list(range(run.samples)) for epoch in range(run.epochs)}
 
 
-@pytest.mark.parametrize("outer", ["delayed,outer_momentum=0.8", "delayed,wire=int8", "nesterov"])
-def test_a_run_goes_on_from_a_snapshot_with_the_momentum_of_the_servers(tmp_path, outer):
-    run = Run(scheme=f"asp:period=2,outer_lr=0.7,outer={outer}", optimizer="sgd", samples=60, epochs=3)
+@pytest.mark.parametrize(
+    ("scheme", "outer"),
+    [
+        *(("asp", "delayed,outer_momentum=0.8"), ("asp", "delayed,wire=int8"), ("asp", "nesterov")),
+        ("grouped:groups=1", "delayed,outer_momentum=0.8"),
+    ],
+)
+def test_a_run_goes_on_from_a_snapshot_with_the_momentum_of_the_servers(tmp_path, scheme, outer):
+    scheme = f"{with_period(scheme, 2)},outer_lr=0.7,outer={outer}"
+    run = Run(scheme=scheme, optimizer="sgd", samples=60, epochs=3)
     (whole,) = trained(run, tmp_path, 1)
     pushes = [(event.worker, event.pulled) for event in server_events(tmp_path, "push")]
     begun = {(0, event.epoch): event.version for event in server_events(tmp_path, "begin")}

@@ -130,6 +130,7 @@ SCHEMES = [
     "asp:load=lb-bsp",
     "asp:exchange=overlapped",
     "ssp:bound=1,period=2,steps=speed",
+    "grouped:groups=0+2/1,across=ssp:bound=1,period=2,steps=speed",
 ]
 
 

@@ -51,7 +51,7 @@ def commit_step(
         f = s / (1 + 0.3 sigma (gain - 1)),   gain = 1 / (1 - mu)
 
     A commit that is small compared to the n that it missed is only the part r = min(1, s n / sigma) of an Adam step,
-    whose betas become beta^r (benchmarks/group_rates.py). Delayed Nesterov, the one with `every`, takes s g as it is.
+    whose betas become beta^r (benchmarks/group_rates.py). Delayed Nesterov, the one with a `share`, takes s g as it is.
 
     Args:
         options: `lr`, and those of `momentum`, `dampening`, `betas`, `weight_decay` ... that the optimizer has.
@@ -60,10 +60,10 @@ def commit_step(
         commits: The number of these commits, which is its staleness.
         rule: One of `RATES`; `raw` keeps the options.
     """
+    if "share" in options:
+        return RatedStep({**options, "share": share}, gradient_factor=1.0 if rule == "raw" else share)
     if rule == "raw" or (share, behind) == (1.0, 0.0):
         return RatedStep(dict(options))
-    if "every" in options:
-        return RatedStep(dict(options), gradient_factor=share)
     if "dampening" in options and options.keys() <= _OF_SGD and _number(options, "momentum"):
         return _momentum_step(options, share, behind)
     new = dict(options)

@@ -17,10 +17,10 @@ from evenstep.worker.hand_outs import HandedOut
 class OuterOptimizer:
     """The worker's side of the outer optimizer: its options. The servers have its state."""
 
-    def __init__(self, outer: Outer, *, groups: int, workers: int) -> None:
+    def __init__(self, outer: Outer, *, groups: int) -> None:
         common: dict[str, Any] = {"lr": outer.rate, "momentum": outer.momentum}
         if outer.delayed:
-            name, options = "DelayedNesterov", {**common, "every": float(workers)}
+            name, options = "DelayedNesterov", {**common, "share": 1.0}
         else:
             rest = {"dampening": 0.0, "weight_decay": 0.0, "nesterov": bool(outer.momentum), "maximize": False}
             name, options = "SGD", {**common, **rest}
@@ -50,6 +50,12 @@ class LocalServedEngine(ServedEngine):
         finished = now is None or now.finished
         if now is not None and finished:
             self._end_batch(now)
+        newest = self.hand_outs.ahead[-1] if self.hand_outs.ahead else now
+        if self._in_step and newest is not None and newest.piece.last and newest.claimed in self._pass.held:
+            raise ConfigError(
+                "a batch was fetched before the step on the last one of a period, whose push this worker's group waits"
+                " for: step on each batch before the next is fetched, or use asp, ssp or dssp"
+            )
         self.tracker.enter_loader(ended=finished)
         self._pass.record()
 
