@@ -37,6 +37,7 @@ def mesh_of(names):
     """With two processes along each dimension, but one along `shard` if they are too few."""
     two = dist.get_world_size() == 2 ** len(names)
     shape = tuple(1 if name == "shard" and not two else 2 for name in names)
+    dist.new_group([0])  # As a script may have one of some of its processes.
     return init_device_mesh("cpu", shape, mesh_dim_names=names)
 
 
