@@ -1,5 +1,6 @@
 """What the tests of workers of several processes run in their processes: models that are split over a device mesh."""
 
+import contextlib
 import math
 import os
 import runpy
@@ -14,14 +15,21 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import TensorDataset
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
 from evenstep.schemes import Scheme
 from evenstep.testing.scripted import Scripted
-from support import training
+from support import habits, training
 from support.sharded import Busy
 
 DDP, FSDP, HSDP, CONTEXT = ("dp", "tp"), ("shard", "tp"), ("replicate", "shard"), ("shard", "cp")
@@ -37,6 +45,7 @@ def mesh_of(names):
     """With two processes along each dimension, but one along `shard` if they are too few."""
     two = dist.get_world_size() == 2 ** len(names)
     shape = tuple(1 if name == "shard" and not two else 2 for name in names)
+    dist.new_group([0])  # As a script may have one of some of its processes.
     return init_device_mesh("cpu", shape, mesh_dim_names=names)
 
 
@@ -116,6 +125,122 @@ def train(run, names):
             sizes.append(loader.current.sizes.tolist())
             sums.append(float(inputs.sum()))
     return {"weights": whole(), "sizes": sizes, "sums": sums}
+
+
+HABITS = (
+    habits.step_in_inner_loops,
+    habits.accumulate_in_no_sync,
+    habits.accumulate_and_weigh,
+    habits.accumulate_by_the_flag,
+    habits.backward_twice,
+    habits.keep_gradients_of_the_last_iteration,
+    habits.two_models_one_backward,
+    habits.adversaries,
+    habits.checkpoint_activations,
+    habits.step_with_a_closure,
+    habits.scale_the_loss,
+    habits.scale_and_accumulate,
+    habits.count_after_the_forward_pass,
+)
+"""Those of scripts for one device that go with split models as they are."""
+
+
+def train_by_habits(run, names):
+    """What each habit comes to; its models are split where it prepares them, and its optimizers made again."""
+    mesh = mesh_of(names)
+    dims = tuple(name for name in names if name != "tp")
+    options = {"scheme": run.chosen_scheme(), "mesh": mesh, "data_dims": dims, "global_batch_size": habits.GLOBAL_BATCH}
+
+    def split(model, optimizer, loader):
+        models, optimizers = ((each if isinstance(each, tuple) else (each,)) for each in (model, optimizer))
+        for each in models:
+            layers = [name for name, part in each.named_modules() if name and isinstance(part, torch.nn.Linear)]
+            if len(layers) == 2:
+                parallelize_module(
+                    each, mesh["tp"], dict(zip(layers, (ColwiseParallel(), RowwiseParallel()), strict=True))
+                )
+            fully_shard(each, mesh=mesh[dims])
+        owned = models if len(optimizers) > 1 else (torch.nn.ModuleList(models),)
+        made = tuple(type(old)(each.parameters(), **old.defaults) for old, each in zip(optimizers, owned, strict=True))
+        return model, made if isinstance(optimizer, tuple) else made[0], loader
+
+    def attempted(habit):
+        return habits.attempt(lambda run, prepare: habit(run, lambda *parts: prepare(*split(*parts))), run, options)
+
+    return {habit.__name__: attempted(habit) for habit in HABITS}
+
+
+class Block(torch.nn.Module):
+    """Of a language model, without attention, which its rows of positions do not need to learn."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(width)
+        self.up, self.down = torch.nn.Linear(width, 2 * width), torch.nn.Linear(2 * width, width)
+        self.keeps = True
+
+    def forward(self, inputs):
+        return inputs + (self._inner(inputs) if self.keeps else checkpoint(self._inner, inputs, use_reentrant=False))
+
+    def _inner(self, inputs):
+        return self.down(self.up(self.norm(inputs)).relu())
+
+
+def words(run):
+    inputs = torch.randint(12, (run.samples, 4), generator=torch.Generator().manual_seed(2))
+    return inputs, (inputs * 5 + inputs.roll(1, 1)) % 12
+
+
+def language_model(run):
+    torch.manual_seed(1)
+    ends = torch.nn.Embedding(12, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 12)
+    return torch.nn.Sequential(ends[0], Block(8), Block(8), *ends[1:]).to(run.dtype)
+
+
+def learn_words(model, optimizer, batches, context=contextlib.nullcontext):
+    for inputs, targets in batches:
+        with context():
+            torch.nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def train_language_model(run, names, sequence):
+    """In sequence parallelism, with a loss on parts; or blocks that are compiled, keep no activations, fused Adam."""
+    mesh, model, data_dims = mesh_of(names), language_model(run), tuple(name for name in names if name != "tp")
+    within, head = {"up": ColwiseParallel(), "down": RowwiseParallel()}, ColwiseParallel(output_layouts=Replicate())
+    plan = {"4": head}
+    if sequence:
+        parts = {"input_layouts": Shard(1)}
+        within = {"up": ColwiseParallel(**parts), "down": RowwiseParallel(output_layouts=Shard(1))}
+        within["norm"] = SequenceParallel()
+        plan["0"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
+        plan |= {"3": SequenceParallel(), "4": ColwiseParallel(**parts, use_local_output=False)}
+    parallelize_module(model, mesh["tp"], plan)
+    for block in model[1:3]:
+        parallelize_module(block, mesh["tp"], within)
+        if not sequence:
+            block.keeps = False
+            block.compile(backend="aot_eager")
+        fully_shard(block, mesh=mesh[data_dims])
+    optimizer = torch.optim.Adam(fully_shard(model, mesh=mesh[data_dims]).parameters(), lr=0.01, fused=not sequence)
+    loader = DataLoader(
+        TensorDataset(*words(run)), batch_size=run.batch_size, shuffle=True, num_workers=run.num_workers
+    )
+    model, optimizer, loader = evenstep.prepare(
+        model, optimizer, loader, scheme=run.chosen_scheme(), seed=run.seed, mesh=mesh, data_dims=data_dims
+    )
+    every = (batch for _ in range(run.epochs) for batch in loader)
+    learn_words(model, optimizer, every, loss_parallel if sequence else contextlib.nullcontext)
+    return training.weights(model)
+
+
+def train_language_model_alone(run, global_batch_size):
+    model, (inputs, targets) = language_model(run), words(run)
+    slices = (part for epoch in range(run.epochs) for part in training.epoch_order(run, epoch).split(global_batch_size))
+    batches = ((inputs[part], targets[part]) for part in slices)
+    learn_words(model, torch.optim.Adam(model.parameters(), lr=0.01), batches)
+    return training.weights(model)
 
 
 def train_on_parts(run):

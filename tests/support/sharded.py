@@ -31,11 +31,6 @@ def prepared(run, **options):
     return training.prepared(run, model=sharded(training.model_of(run), **options))
 
 
-def whole(model):
-    """The weights of a sharded model, on every worker."""
-    return torch.cat([parameter.full_tensor().detach().flatten() for parameter in model.parameters()]).tolist()
-
-
 def train(run, *, shard_states=1, clip=None):
     model, optimizer, loader = prepared(run, shard_states=shard_states)
     sizes = []
@@ -47,7 +42,7 @@ def train(run, *, shard_states=1, clip=None):
                 torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
             sizes.append(loader.current.sizes.tolist())
-    return {"weights": whole(model), "sizes": sizes, "keys": sorted(model.state_dict())}
+    return {"weights": training.weights(model), "sizes": sizes, "keys": sorted(model.state_dict())}
 
 
 def train_heard(run):
@@ -90,7 +85,7 @@ def train_weighed(run):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    return {"weights": whole(model)}
+    return {"weights": training.weights(model)}
 
 
 def train_accumulating(run):
@@ -106,7 +101,7 @@ def train_accumulating(run):
             if last:
                 optimizer.step()
                 optimizer.zero_grad()
-    return {"weights": whole(model)}
+    return {"weights": training.weights(model)}
 
 
 def overflow(run, worker, iteration):
@@ -118,7 +113,7 @@ def overflow(run, worker, iteration):
     for inputs, targets in loader:
         loss = torch.nn.functional.mse_loss(model(inputs).float(), targets)
         if loader.iteration == iteration:
-            told["before"] = (scaler.get_scale(), whole(model))
+            told["before"] = (scaler.get_scale(), training.weights(model))
             if dist.get_rank() == worker:
                 loss = loss * torch.inf
         optimizer.zero_grad()
@@ -126,8 +121,8 @@ def overflow(run, worker, iteration):
         scaler.step(optimizer)
         scaler.update()
         if loader.iteration == iteration:
-            told["after"] = (scaler.get_scale(), whole(model))
-    return {**told, "end": whole(model)}
+            told["after"] = (scaler.get_scale(), training.weights(model))
+    return {**told, "end": training.weights(model)}
 
 
 class Busy(torch.nn.Module):
@@ -221,7 +216,7 @@ def train_restored(run, folder):
     for _ in range(loader.epoch, run.epochs):
         for inputs, targets in loader:
             training.step(model, optimizer, inputs, targets)
-    return {"weights": whole(model)}
+    return {"weights": training.weights(model)}
 
 
 def die(run, worker, iteration):

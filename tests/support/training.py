@@ -78,7 +78,9 @@ def stacked(samples):
 
 
 def weights(model):
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
+    """On every worker the whole, also of a model in shards."""
+    whole = (each.full_tensor() if hasattr(each, "full_tensor") else each for each in model.parameters())
+    return torch.cat([each.detach().flatten() for each in whole]).tolist()
 
 
 def prepared(run, model=None, dataset=None, **loader_options):

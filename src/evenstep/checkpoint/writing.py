@@ -154,14 +154,14 @@ class Saver:
         try:
             self.wait()
         finally:
-            if self._group is not None:
+            if self._group is not None and self._engine.workers.given_group is None:  # As in Workers.leave.
                 dist.destroy_process_group(self._group)
-                self._group = None
+            self._group = None
 
 
 def _another_group(workers: Workers) -> dist.ProcessGroup:
     """Make a group of the same workers for the thread, since training communicates over the others meanwhile."""
     ranks = [dist.get_rank()] if workers.host_group is None else dist.get_process_group_ranks(workers.host_group)
-    limit = timedelta(seconds=workers.timeout_seconds)
-    group: dist.ProcessGroup = dist.new_group(ranks, timeout=limit, backend=GLOO, use_local_synchronization=True)
+    limit, local = timedelta(seconds=workers.timeout_seconds), len(ranks) < dist.get_world_size()
+    group: dist.ProcessGroup = dist.new_group(ranks, timeout=limit, backend=GLOO, use_local_synchronization=local)
     return group

@@ -4,7 +4,7 @@ import signal
 
 import numpy as np
 import pytest
-from support import meshes, sharded, training
+from support import habits, meshes, sharded, training
 from support.meshes import DDP, FSDP, HSDP, HSDP_TP
 from support.processes import results, run_workers
 from support.training import Run
@@ -33,6 +33,23 @@ def test_changing_sizes_follow_the_trajectory_of_one_process(names, processes, w
     for rank in range(0, processes, peers):  # Peers have the same batches.
         assert all(peer["sums"] == values[rank]["sums"] for peer in values[rank : rank + peers])
     assert values[0]["sums"] != values[peers]["sums"]
+
+
+def test_habits_of_scripts_are_the_mathematics_of_one_process():
+    run = Run(samples=77, epochs=2, scripted=11)
+    found = results(run_workers(meshes.train_by_habits, 4, run, FSDP))
+    for habit in meshes.HABITS:
+        values = [value[habit.__name__] for value in found]
+        assert not [value for value in values if isinstance(value, str)]
+        for value in values:
+            np.testing.assert_allclose(value, habits.alone(habit, run), rtol=0, atol=1e-10, err_msg=habit.__name__)
+
+
+@pytest.mark.parametrize("sequence", [True, False])
+def test_a_language_model_whose_blocks_are_split(sequence):
+    run = Run(scripted=11, num_workers=0 if sequence else 2, **UNEVEN)
+    for value in results(run_workers(meshes.train_language_model, 4, run, HSDP_TP, sequence)):
+        np.testing.assert_allclose(value, meshes.train_language_model_alone(run, 10), rtol=0, atol=1e-10)
 
 
 def test_peers_that_have_a_part_of_each_sample():

@@ -74,9 +74,10 @@ def test_devices_that_nothing_connects_are_refused_on_every_worker():
 
 
 def train_in_groups(run):
-    """Two groups of two train side by side; then all, by the group that has every process."""
+    """Two groups of two train side by side, twice; then all, by the group that has every process."""
     rank = dist.get_rank()
     pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    training.train(replace(run, options={"process_group": pairs[rank % 2]}))
     inside = training.train(replace(run, seed=rank % 2, options={"process_group": pairs[rank % 2]}))
     assert dist.get_rank(pairs[rank % 2]) == rank // 2  # The group stays.
     together = training.train(replace(run, options={"process_group": dist.group.WORLD}))

@@ -103,13 +103,15 @@ def among(inside: Workers, place: tuple[int, int], rows: Callable[[torch.Tensor]
 def as_replica(processes: Workers, peers: Peers) -> Workers:
     """This process as a peer in a worker. All processes must call it together; they have met and agreed on the mesh."""
     worker, peer = peers.place_of(processes.rank)
-    ranks = peers.ranks.reshape(peers.count, -1)[:, peer].tolist()
+    each = peers.ranks.reshape(peers.count, -1).T.tolist()
     limit = timedelta(seconds=processes.timeout_seconds)
     before = connections().keys()
 
-    def new(backend: Any) -> dist.ProcessGroup:
-        group: dist.ProcessGroup = dist.new_group(ranks, timeout=limit, backend=backend, use_local_synchronization=True)
-        return group
+    def new(backend: Any) -> Any:
+        # By all processes: of what members make alone, the name follows from who they are and how many groups each
+        # has. They would look for each other under unlike names, or at the addresses of a group that is gone.
+        groups = [dist.new_group(ranks, timeout=limit, backend=backend) for ranks in each]
+        return groups[peer]
 
     host_group = new(GLOO)
     device_group = host_group

@@ -71,11 +71,17 @@ class Workers(Worker):
         return text if self.peers is None else self.peers.named(text)
 
     def leave(self) -> None:
-        """Leave the groups; the others must leave too."""
+        """Leave the groups; the others must leave too.
+
+        Those beside a `given_group` stay: torch would give their names, under which the store has their addresses, to
+        the next groups of the same processes.
+        """
+        if self.given_group is not None:
+            return
         if self.everyone is not None:
             self.everyone.leave()
         for group in {id(group): group for group in (self.host_group, self.device_group)}.values():
-            if group is not None and group is not self.given_group:
+            if group is not None:
                 dist.destroy_process_group(group)
 
 
