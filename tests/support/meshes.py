@@ -338,7 +338,7 @@ def train_beside_a_busy_peer(run, names, rank):
     return loader.current.sizes.tolist()
 
 
-def die(run, names, rank, iteration):
+def die(run, names, rank, iteration, name):
     """What the others end with: a collective of a split model fails in the script's own code."""
     shown = []
     sys.excepthook = lambda _, error, __: shown.append(error)
@@ -346,7 +346,7 @@ def die(run, names, rank, iteration):
     try:
         for inputs, targets in loader:
             if (dist.get_rank(), loader.iteration) == (rank, iteration):
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), signal.Signals[name])
             training.step(model, optimizer, inputs, targets)
     except Exception as error:
         sys.excepthook(type(error), error, error.__traceback__)  # As at the end of a process.

@@ -7,13 +7,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
-def connections(port: int | None = None) -> dict[int, int]:
-    """Return the inodes and descriptors of all connections, or of those to this port."""
+def connections(port: int | None = None, *, served: bool = False) -> dict[int, int]:
+    """Return the inodes and descriptors of all connections, or of those to this port, and `served`: those from it."""
     found = dict[int, int]()
     with suppress(OSError):
         for each in Path("/proc/self/fd").iterdir():
             with suppress(OSError), _socket(int(each.name)) as sock:
-                if sock.family in (socket.AF_INET, socket.AF_INET6) and port in (None, sock.getpeername()[1]):
+                if sock.family in (socket.AF_INET, socket.AF_INET6) and port in (
+                    None,
+                    sock.getpeername()[1],
+                    sock.getsockname()[1] if served else None,
+                ):
                     found[os.fstat(sock.fileno()).st_ino] = int(each.name)
     return found
 

@@ -87,10 +87,15 @@ def test_a_worker_is_as_fast_as_its_slowest_peer(names, slow):
 
 
 def test_a_peer_that_dies_is_named_with_its_replica():
-    outcomes = run_workers(meshes.die, 4, Run(**UNEVEN), DDP, 3, 2)
+    outcomes = run_workers(meshes.die, 4, Run(**UNEVEN), DDP, 3, 2, "SIGKILL")
     assert outcomes[3].exitcode == -signal.SIGKILL
     for outcome in outcomes[:3]:
         assert "rank 3 (replica 1) ended, died, stopped or did not answer" in outcome.error, outcome.error
+
+
+def test_a_peer_that_is_stopped_is_named_though_the_others_wait_in_groups_of_the_script():
+    for outcome in run_workers(meshes.die, 4, Run(**UNEVEN), FSDP, 2, 2, "SIGSTOP", stopped=[2])[:2]:
+        assert "rank 2 (replica 1) stood still for" in outcome.error, outcome.error
 
 
 @pytest.mark.parametrize(("sample", "said"), [(0, "has other samples"), (FIRST, "got another batch")])

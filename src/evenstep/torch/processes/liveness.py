@@ -4,7 +4,7 @@ A failed collective shows that a worker is gone, but seldom which one. So each w
 store, which a thread increments, next to the main thread's last activity. After a failure the survivors look for a
 counter that stands still, or else for a worker that is behind the others. The first one to find it writes the message
 to the store, and the others repeat it. While a collective takes long, the same thread watches the others. If one of
-them is lost, it ends the connections of this process's groups, so that the collective fails.
+them is lost, it ends this process's connections, so that the collective fails, also one of the script's own groups.
 """
 
 import threading
@@ -17,7 +17,7 @@ from evenstep.core.activity import Pulse
 from evenstep.core.errors import EvenstepError, WorkerLostError
 from evenstep.core.lookout import Lookout, needs_all
 from evenstep.launch.c10d import Store, of_communication, of_data_worker, reason
-from evenstep.launch.connections import cut
+from evenstep.launch.connections import connections, cut
 from evenstep.launch.meeting_place import VERDICT
 from evenstep.launch.store_line import StoreLine
 from evenstep.launch.watch import is_stopped
@@ -98,7 +98,7 @@ class Liveness:
             self._verdict = said = self._workers.named(lost)
             self._line.ask(lambda store: self._put(store, said))
         if waits and self._verdict is not None:
-            cut(workers.connections)
+            cut(connections().keys() - connections(self._line.keeper.port, served=True).keys())
 
     def _read_verdict(self, store: Store) -> None:
         if self._verdict is None and store.check([VERDICT]):
