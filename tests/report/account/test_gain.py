@@ -122,6 +122,22 @@ def test_sizes_that_follow_single_slow_iterations_do_not_look_like_times_that_fo
     assert np.median(found) == pytest.approx(0.2, abs=0.15)
 
 
+def test_time_that_others_take_whatever_the_size_is_not_surely_gained():
+    held = 0
+    for seed in range(20):
+        generator = np.random.default_rng(seed)
+        busy = np.repeat(generator.random((6, 2)) < 0.3, 30, axis=0)
+        stalls = np.where(busy, generator.exponential(0.06, busy.shape), 0.0)
+        sizes, compute = np.full((180, 2), BATCH / 2), np.zeros((180, 2))
+        for number in range(180):
+            if number:
+                speeds = sizes[number - 1] / compute[number - 1]
+                sizes[number] = np.clip(BATCH * speeds / speeds.sum(), BATCH / 20, BATCH * 19 / 20)
+            compute[number] = 0.005 + 0.032 * sizes[number] / (BATCH / 2) + stalls[number]
+        held += claimed_of(sizes, compute).low <= (0.037 + stalls.max(axis=1)).sum() / compute.max(axis=1).sum()
+    assert held >= 18
+
+
 def test_the_short_last_slices_of_epochs_count_and_tell_of_the_fixed_part():
     totals = [BATCH] * 9 + [BATCH // 3]
     run = made(constant(), fixed=0.4, noise=0.02, totals=totals * 6)

@@ -51,6 +51,9 @@ class Gain:
     would have left the iteration when the latest finished. An iteration at new sizes that takes most workers far longer
     than the previous one has compiled. Equal sizes would not have compiled, so for them the previous one counts again.
 
+    Another process may slow a worker by a factor, or take seconds that do not depend on the batch size. In half of the
+    draws what exceeds a worker's median pace is such seconds; the estimate takes half of it.
+
     The interval is a percentile bootstrap: each draw has elasticities drawn by their likelihood, and resampled blocks
     of consecutive iterations. The first iteration of the run, which only warms up, is in all draws.
 
@@ -85,10 +88,10 @@ class Gain:
         return self._speed_up(self.elasticity.medians[np.newaxis])
 
     def _speed_up(self, levels: FloatArray) -> Interval:
-        equal = np.array([self._in_blocks(self._with_equal(each)[0]) for each in levels])
+        equal = np.array([self._in_blocks(self._with_equal(each, adds)[0]) for each in levels for adds in (0.0, 1.0)])
         seconds = self._in_blocks(self._kept[0])
         times = _resampled(len(seconds))
-        drawn = (times * equal[np.arange(_DRAWS) % len(levels)]).sum(axis=1) / (times @ seconds)
+        drawn = (times * equal[np.arange(_DRAWS) % len(equal)]).sum(axis=1) / (times @ seconds)
         return _interval(drawn, self._in_blocks(self._usual_equal[0]).sum() / seconds.sum())
 
     @property
@@ -129,10 +132,16 @@ class Gain:
         _, seconds, sizes = self._kept[_COLUMNS:].reshape(3, self._workers, -1)
         return np.asarray(seconds / _relative(elasticities, sizes))
 
-    def _with_equal(self, elasticities: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """The seconds of each iteration with equal sizes, and all workers' waiting in it."""
+    def _with_equal(self, elasticities: FloatArray, adds: float = 0.5) -> tuple[FloatArray, FloatArray]:
+        """The seconds of each iteration with equal sizes, and all workers' waiting in it.
+
+        The part `adds`, 0 to 1, of a worker's time above its median pace does not depend on its size.
+        """
         _, rest, _, passes, size = self._kept[:_COLUMNS]
-        own = self._paces(elasticities) * _relative(elasticities, size) * passes
+        paces, sizes = self._paces(elasticities), self._kept[-self._workers :]
+        excess = adds * np.maximum(paces - np.median(paces, axis=1, keepdims=True), 0.0)
+        equal = _relative(elasticities, size)
+        own = (paces * equal + excess * (_relative(elasticities, sizes) - equal)) * passes
         own += self._kept[_COLUMNS : _COLUMNS + self._workers]
         longest = own.max(axis=0)
         return rest + longest, (longest - own).sum(axis=0)
