@@ -34,6 +34,7 @@ LOCAL = {
     "asp, int8": f"asp:period={PERIOD},wire=int8",
     "asp, steps=speed": f"asp:period={PERIOD},steps=speed",
     "asp, steps=speed, delayed": f"asp:{_OUTER},steps=speed,outer=delayed",
+    "grouped, steps=speed": f"grouped:groups=hosts,period={PERIOD},steps=speed",
 }
 WHOLE = {"bsp": "bsp", "lb-bsp": "lb-bsp"}
 TURNS = {name: LOCAL[name] for name in ("diloco", "asp")}
