@@ -39,7 +39,7 @@ def test_the_first_epoch_of_dbs_is_what_its_later_ones_are_compared_with(devices
     cluster = devices(1, 1, 2, 4, fixed_ms=5, more=JITTER, disturb='"noise"')
     overview, gained = claimed(run, cluster, "dbs", batch=128, iterations=600, epoch_samples=128 * 60)
     assert gained > 1.5
-    assert overview.summary.over_equal_sizes.estimate == pytest.approx(gained, rel=0.2)
+    assert overview.summary.over_equal_sizes.estimate == pytest.approx(gained, rel=0.15)
 
 
 def test_slowness_that_comes_and_goes_is_claimed_where_it_was(devices, run):

@@ -20,6 +20,7 @@ _FAR: Final = (
     3.0  # Times longer than the iteration before: slowness is seldom that sudden, and compiling takes seconds.
 )
 _MOST_IN_A_ROW: Final = 4  # Iterations that may compile; if more take as long, the worker is slow.
+_USUAL: Final = 1.5  # Times the median pace, within which times vary by themselves.
 _WHOLE: Final = 0.999  # Of a global batch; the last slice of an epoch is often shorter.
 _COLUMNS: Final = 5  # Of an iteration as a whole.
 
@@ -51,8 +52,8 @@ class Gain:
     would have left the iteration when the latest finished. An iteration at new sizes that takes most workers far longer
     than the previous one has compiled. Equal sizes would not have compiled, so for them the previous one counts again.
 
-    Another process may slow a worker by a factor, or take seconds that do not depend on the batch size. In half of the
-    draws what exceeds a worker's median pace is such seconds; the estimate takes half of it.
+    Another process may slow a worker by a factor, or take seconds that do not depend on the batch size. Where a worker
+    is far above its median pace, the excess is such seconds in half of the draws; the estimate takes half of it.
 
     The interval is a percentile bootstrap: each draw has elasticities drawn by their likelihood, and resampled blocks
     of consecutive iterations. The first iteration of the run, which only warms up, is in all draws.
@@ -135,11 +136,12 @@ class Gain:
     def _with_equal(self, elasticities: FloatArray, adds: float = 0.5) -> tuple[FloatArray, FloatArray]:
         """The seconds of each iteration with equal sizes, and all workers' waiting in it.
 
-        The part `adds`, 0 to 1, of a worker's time above its median pace does not depend on its size.
+        The part `adds`, 0 to 1, of what takes a worker far above its median pace does not depend on its size.
         """
         _, rest, _, passes, size = self._kept[:_COLUMNS]
         paces, sizes = self._paces(elasticities), self._kept[-self._workers :]
-        excess = adds * np.maximum(paces - np.median(paces, axis=1, keepdims=True), 0.0)
+        median = np.median(paces, axis=1, keepdims=True)
+        excess = adds * np.where(paces > _USUAL * median, paces - median, 0.0)
         equal = _relative(elasticities, size)
         own = (paces * equal + excess * (_relative(elasticities, sizes) - equal)) * passes
         own += self._kept[_COLUMNS : _COLUMNS + self._workers]
