@@ -83,7 +83,7 @@ $(INSTALLED): $(INSTALLED_DEMO)
 	@touch $@
 
 $(INSTALLED_ALL): $(INSTALLED)
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[lightning,accelerate,trl,ray,torchft]' wandb webdataset torchdata kubernetes-validate
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[lightning,accelerate,trl,ray,opentelemetry,torchft]' wandb webdataset torchdata kubernetes-validate
 	@touch $@
 
 .venv-publish/.installed: constraints-publish.txt

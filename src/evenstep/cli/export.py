@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 
@@ -13,19 +13,24 @@ from evenstep.cli.arguments import Parser, as_path, require_run_dir
 from evenstep.core.errors import ConfigError
 from evenstep.telemetry import Recorder, RunTail
 from evenstep.telemetry.sinks.chrome_trace import ChromeTrace
+from evenstep.telemetry.sinks.opentelemetry import OpenTelemetry
 from evenstep.telemetry.sinks.prometheus import Prometheus
 from evenstep.telemetry.sinks.tensorboard import TensorBoard
 
 _POLL_SECONDS: Final = 1.0  # More often than the tools that are fed ask.
 _DESCRIPTION: Final = """\
 Give a run's events to other tools: a trace for Perfetto (ui.perfetto.dev) or chrome://tracing, TensorBoard's files, or
-metrics for Prometheus. They are read from the run directory, so training does not notice. With --follow, and with
---prometheus always, later events are exported too, until Ctrl-C."""
+metrics for Prometheus or OpenTelemetry. They are read from the run directory, so training does not notice. With
+--follow, and with --prometheus always, later events are exported too, until Ctrl-C."""
 
-_SINKS: Final[Mapping[str, Callable[[Path], Recorder]]] = MappingProxyType(
-    {"trace": ChromeTrace, "tensorboard": TensorBoard}
+_SINKS: Final[Mapping[str, Callable[[Any, str], Recorder]]] = MappingProxyType(
+    {
+        "trace": lambda path, _: ChromeTrace(path),
+        "tensorboard": lambda folder, _: TensorBoard(folder),
+        "opentelemetry": OpenTelemetry,
+    }
 )
-"""For each option, makes the sink from its value."""
+"""For each option, makes the sink from the option's value and the run's name."""
 
 
 def main(arguments: list[str]) -> int:
@@ -41,7 +46,7 @@ def main(arguments: list[str]) -> int:
     console = Console(stderr=True, highlight=False)
     with ExitStack() as stack:
         given = {name: getattr(options, name) for name in _SINKS}
-        sinks = [_SINKS[name](to) for name, to in given.items() if to is not None]
+        sinks = [_SINKS[name](to, run_dir.resolve().name) for name, to in given.items() if to is not None]
         if options.prometheus is not None:
             host, port = _address(options.prometheus)
             served = Prometheus(host, port)
@@ -64,6 +69,7 @@ def make_parser() -> Parser:
     add("run_dir", type=as_path, metavar="RUN_DIR", help="the run directory")
     add("--trace", type=as_path, metavar="FILE.json", help="a trace for Perfetto or chrome://tracing")
     add("--tensorboard", type=as_path, metavar="LOG_DIR", help="files for tensorboard --logdir LOG_DIR")
+    add("--opentelemetry", metavar="URL", help="metrics for an OTLP collector, such as http://localhost:4318")
     add(
         "--prometheus",
         metavar="[HOST:]PORT",
