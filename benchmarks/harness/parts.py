@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from functools import wraps
 
 from evenstep.core.samples import Lookahead
-from evenstep.telemetry import Logged
+from evenstep.telemetry import JsonlRecorder
 from evenstep.torch.data.batch_maker import BatchMaker
 from evenstep.torch.engines.collective import CollectiveEngine
 from evenstep.torch.engines.engine import Engine
@@ -32,7 +32,7 @@ PARTS = {
         (Engine, "forward_begins"), (CollectiveEngine, "reduction_begins"), (Engine, "forward_ends"),
         (Engine, "_backward_begins"), (CollectiveEngine, "before_step"), (Rows, "check"),
     ],
-    "event log": [(Iteration, "event"), (Logged, "record"), (Summary, "take")],
+    "event log": [(Iteration, "event"), (JsonlRecorder, "record"), (Summary, "take")],
 }  # fmt: skip
 """Methods by part. A method that is called within another counts for its own part alone."""
 
