@@ -45,6 +45,11 @@ SCHEMES = (
     "bsp", "lb-bsp", "lb-bsp:predictor=ema", "dbs", "local-sgd:period=5",
     "ssp:bound=3", "dssp:lower=3,upper=15", "asp", "ssp:bound=3,load=lb-bsp:predictor=ema",
 )  # fmt: skip
+PERIODS = (
+    "local-sgd:period=2", "diloco:period=2", "diloco:period=2,steps=speed",
+    "asp:period=2", "asp:period=2,steps=speed", "grouped:groups=2,period=2",
+)  # fmt: skip
+"""Local steps, a record of their own."""
 FITTED_ON = {"collective": "bsp", "server": "asp"}
 DRAWS, REPETITIONS, CHANCE = 6, 4, 0.005
 """Simulations of a cell; trainings of one where the standard deviation of any compared figure is beyond this."""
@@ -56,7 +61,10 @@ def main():
     parser = record.arguments(__doc__)
     parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
     parser.add_argument("--schemes", nargs="+", default=list(SCHEMES))
+    parser.add_argument("--periods", action="store_true", help="those of local steps instead")
     options = parser.parse_args()
+    if options.periods:
+        options.schemes = list(PERIODS)
     epochs = 1 if options.quick else EPOCHS
     cells = list(itertools.product(options.scenarios, options.schemes))
     fits = [("equal", scheme) for scheme in FITTED_ON.values()]
@@ -85,7 +93,7 @@ def main():
             )
     record.console.print(f"  {len(cells)} cells in {(time.monotonic() - began) / 60:.1f} minutes")
     done = record.publish(
-        "fidelity",
+        "fidelity-periods" if options.periods else "fidelity",
         f"Simulated against trained, {WORKERS} workers",
         options,
         config={
@@ -155,7 +163,6 @@ def _train(rank, scheme, cluster, epochs, folder, seed):
         torch.optim.SGD(model.parameters(), lr=1e-3),
         DataLoader(TensorDataset(inputs, targets), batch_size=BATCH // WORKERS, shuffle=False),
         scheme=scheme,
-        global_batch_size=BATCH,
         seed=seed,
         emulate=cluster,
         run_dir=folder,
