@@ -238,7 +238,7 @@ def test_a_config_without_what_the_mode_shares_out_is_refused(mode, config, need
         LoadBalanced(FedAvg(), mode=mode).configure_train(1, arrays(), ConfigRecord(config), Nodes(SPEEDS))
 
 
-@pytest.mark.parametrize("options", [{"late": "never"}, {"weights": "steps"}, {"mode": "tau"}, {"patience": 0.5}])
+@pytest.mark.parametrize("options", [{"late": "never"}, {"mode": "tau"}, {"patience": 0.5}])
 def test_unknown_options_are_refused(options):
     with pytest.raises(ConfigError, match="use"):
         LoadBalanced(FedAvg(), **options)
