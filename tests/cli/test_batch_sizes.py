@@ -52,6 +52,11 @@ def test_sizes_that_cannot_be_are_refused_before_a_worker_starts(sizes, says, tm
     assert not list(tmp_path.iterdir())
 
 
+def test_sizes_for_workers_of_two_processes_are_left_to_the_workers_who_have_one_each(capfd):
+    assert run("--batch-sizes", "20", SCRIPT, 12) == 1
+    assert "there are sizes for 1 workers, and the run has 2: give one for each" in capfd.readouterr().err
+
+
 def test_a_size_of_no_worker_is_named_by_the_workers(capfd):
     assert run("--batch-sizes", "rank:0=14,host:nowhere=6", SCRIPT, 12) == 1
     says = "there is a batch size of 'host:nowhere', which matches no worker: "

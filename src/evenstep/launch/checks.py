@@ -60,14 +60,17 @@ def require_numbers(nodes: str, workers: str) -> None:
 
 
 def require_settings(settings: LaunchSettings, workers: int | None) -> None:
-    """Check the options; `workers` is None if other nodes start workers too, which then make these checks."""
+    """Check the options; `workers` is None if other nodes start workers too, which then make these checks.
+
+    Workers may have several processes each, of which this many are to be started: they make the exact checks.
+    """
     source_of = partial(settings.source, environment=os.environ)
     scheme = settings.asked_scheme(source_of)
     if scheme is not None and workers is not None:
         with naming(source_of("scheme" if settings.batch_sizes is None else "batch_sizes")):
             # Refuses groups and sizes for another number of workers; all workers are on this host.
             sync_policy(placed(scheme, ["here"] * workers).sync, workers)
-            if isinstance(scheme.load, Static):
+            if isinstance(scheme.load, Static) and workers % len(scheme.load.sizes):
                 scheme.load.require(workers)
     for text in settings.slow:
         source = source_of("slow")
@@ -97,7 +100,7 @@ def _require_cluster(path: Path, workers: int | None) -> None:
     cluster = read_cluster(path)
     require_emulable(cluster)
     described = len(cluster)
-    if workers is not None and described != workers:
+    if workers is not None and workers % described:
         raise ConfigError(
             f"{path} describes {described} workers but {workers} are to be started:"
             f" give --workers {described} or change the file"
