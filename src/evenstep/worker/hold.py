@@ -2,10 +2,10 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
-from evenstep.cluster.slowness import DeviceMemory, Disturbance, SlownessNews, factors_of
+from evenstep.cluster.slowness import Chain, DeviceMemory, Disturbance, SlownessNews, factors_of
 from evenstep.core.errors import EvenstepError
 from evenstep.core.values import Factors
 
@@ -45,6 +45,13 @@ class Hold:
 
     def __post_init__(self) -> None:
         self.news = SlownessNews(self.disturbance, self.worker)
+
+    def of_peer(self) -> "Hold":
+        """Return the hold of another process of this worker, which is not slowed: it waits for this one as it is.
+
+        Slowed too, each would take its wait for the other for compute, and slow that again.
+        """
+        return replace(self, disturbance=Chain(parts=()), change_seconds=0.0)
 
     def begin_iteration(self) -> None:
         """Start a new iteration, which has not been held yet."""

@@ -47,7 +47,7 @@ def open_tracker(
 
     Events go to the `folder`. `threads` compute; `memory` learns this worker's largest batch, if it can be learned;
     `lags` as in `Tracker`. If workers come and go, this one has a `recorder`. Of a worker's processes, the one that
-    `leads` keeps the records.
+    `leads` keeps the records, and is slowed if slowness is emulated.
     """
     scheme, records, hold, clock, rank = agreed.scheme, agreed.workers, agreed.own.hold, time.perf_counter, worker.rank
     forecasts, sums_up = scheme.load.uses_forecasts, recorder is None and leads and not rank
@@ -73,7 +73,7 @@ def open_tracker(
         lags=lags,
         tells_plans=first_on_host or scheme.served is not None,
         clock=clock,
-        hold=hold,
+        hold=hold if hold is None or leads else hold.of_peer(),
         activity=activity,
         summary=_summary(agreed, launched) if sums_up else None,
     )

@@ -239,6 +239,7 @@ class ElasticSession:
             self._activity,
             launched=self._launched,
             recorder=self._recorder,
+            leads=inside.leads,
         )
         tracker.place = self._number
         common, scheme = (workers, tracker, self._quorum, terms, self._settle), agreed.scheme
