@@ -51,9 +51,11 @@ def test_it_is_the_mathematics_of_one_process_that_rounds_alike(tmp_path, scheme
         served_training.train_in_periods_alone(run, claims, pushes, parsed.outer, whole, wire, begun)
         for wire in (parsed.served.wire, "float32")
     )
+    # The servers' order of sums decides the last bit of float64, which decides between two numbers of float32 now and
+    # then: differences of 0.1 go as far as 1e-8 apart. Rounding on the wire is a thousand times as coarse.
     for value in values:
-        np.testing.assert_allclose(value["ended"][-1], expected, rtol=0, atol=1e-10)
-    assert 1e-7 < np.abs(np.subtract(expected, plain)).max() < 0.02  # It rounds, and stays near.
+        np.testing.assert_allclose(value["ended"][-1], expected, rtol=0, atol=1e-7 if parsed.period else 1e-10)
+    assert 1e-5 < np.abs(np.subtract(expected, plain)).max() < 0.02  # It rounds, and stays near.
 
 
 def test_workers_that_compute_meanwhile_leave_an_epoch_alike(tmp_path):
