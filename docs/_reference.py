@@ -10,6 +10,11 @@ from pathlib import Path
 import msgspec
 
 SRC = Path(__file__).parent.parent / "src"
+FIRST = {
+    "evenstep": ("prepare", "Session", "balance", "Balancer", "Client"),
+    "evenstep.schemes": ("lb_bsp", "dbs", "bsp", "static", "local_sgd", "diloco", "asp", "ssp", "dssp", "grouped"),
+}
+"""What readers look for first on a page; then come functions, classes, constants and errors."""
 
 
 def page(name):
@@ -33,12 +38,22 @@ def anchors(name):
 
 
 def _module(name):
-    """The public names of a module; one that a submodule has too is looked up there."""
+    """The public names of a module, each in a block; one that a submodule has too is looked up there."""
     hidden = [own for module, own in _imports(_tree(name)) if module == f"{name}.{own}"]
-    rest = [f"[](){{ #{name}.{own} }}\n\n::: {name}.{own}.{own}\n" for own in hidden]
-    return "\n".join(
-        [f"# {name}\n", f"::: {name}\n    options: {{show_root_heading: false, show_root_toc_entry: false}}\n", *rest]
-    )
+    first, modules = FIRST.get(name, ()), ("checkpoint", "policies", "schemes")  # Modules have pages of their own.
+
+    def place(own):
+        at = first.index(own) if own in first else len(first)
+        return at, own.endswith("Error"), own.isupper(), own[0].isupper()
+
+    names = sorted((each.removeprefix(f"{name}.") for each in anchors(name)), key=place)
+    blocks = [
+        f"[](){{ #{name}.{own} }}\n\n::: {name}.{own}.{own}\n" if own in hidden else f"::: {name}.{own}\n"
+        for own in names
+        if own not in modules
+    ]
+    about = "{show_root_heading: false, show_root_toc_entry: false, members: false}"
+    return "\n".join([f"# {name}\n", f"::: {name}\n    options: {about}\n", *blocks])
 
 
 def _tree(name):

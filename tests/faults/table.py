@@ -12,88 +12,110 @@ from faults.cells import COUNT, FAULTS, MOMENTS, SCHEMES
 from faults.storage_cells import STORAGE
 
 _INTRO = f"""\
-# What happens when a worker is lost
+# If a worker is lost
 
-`make faults` makes this page. Each cell below is a run of real processes in which a fault takes place. Then it is
-checked that the fault did take place, that everything ended or went on, that the lost worker was named on the terminal,
-that each sample of each epoch counted once, and that no process, file or shared memory was left behind (sockets and
-segments have no names in the file system, and end with their processes). A run has {COUNT} workers. The faults are:
+No run hangs in silence: the worker that died, hangs or was stopped is named on the terminal. The others:
 
-- **killed**: SIGKILL
-- **stopped**: SIGSTOP, and the worker never goes on
-- **paused**: SIGSTOP, and SIGCONT after 3 s
-- **raises**: an exception in the script
-- **exits**: `sys.exit(0)` on worker 0, `os._exit(0)` on another
-- **hangs**: the main thread waits for ever, while the other threads of the process run
-- **out of memory**: the device's memory is exhausted
+| your run | the others | what to do |
+| --- | --- | --- |
+| `lb-bsp`, `dbs`, `bsp`, fixed sizes, `local-sgd`, `diloco` | end with an error that names the worker | start again \
+from a [checkpoint](checkpoints.md#when-a-worker-dies), or let `evenstep run --max-restarts` do it |
+| `asp`, `ssp`, `dssp`, `grouped`, on [servers](servers.md) | train on, and take its samples; before the first \
+iteration the launcher ends the run | nothing; `torchrun` ends the run if a worker dies |
+| the same, and a server dies or stops | wait until it has started again from its last snapshot; \
+the log says how many commits that lost | nothing |
+| [`evenstep run --elastic`](elastic.md) | lose at most the step (or period) in flight, and train on | nothing; \
+if the first host dies, run its command again |
+| JAX, TensorFlow, MXNet | are ended by `evenstep run` | start again from your checkpoint |
+| [Flower](integrations/flower.md) | do its work | nothing |
 
-Outcomes are those of the workers that nothing befell:
+A dead worker is noticed in seconds. One that is stopped by a signal is given up after `--heartbeat` (20 s), and one
+that hangs after `--timeout` (300 s).
 
-- **finish**: they train to the end, and on each sample once. Where the victim may come back, it finishes too. Servers
-  that come back after a death go on from their last snapshot, and say how many commits that lost.
-- **fail**: each of them ends with an error that names the victim. Start again from a checkpoint, or have
-  `evenstep run --max-restarts` do so.
-- **stopped**: the launcher ends the run, and names the victim.
+## How it is tested
 
-The seconds are from the fault to the end of the run, with `--heartbeat 4` (20 behind a barrier where a worker is
-paused), and with `timeout=8` (under a launcher 30) where a worker has to be waited for. Elsewhere it is 60: without a
-launcher, a worker that ends before `prepare` is missed only after that. In the first tables each entry is of two cells,
-one for worker 0 and one for worker {COUNT - 1}, and has the longer time. The machine ran several cells at a time.
+`make faults` makes the tables below. Each cell is a run of {COUNT} real processes in which the fault takes place. It is
+checked that it did, that nobody waits for ever, that the lost worker is named, that each sample of an epoch counted
+once, and that no process, file or shared memory is left behind.
+
+| fault | how |
+| --- | --- |
+| killed | SIGKILL |
+| stopped | SIGSTOP |
+| paused | SIGSTOP, and SIGCONT after 3 s |
+| raises | an exception in the script |
+| exits | `sys.exit(0)` on worker 0, `os._exit(0)` on another |
+| hangs | the main thread waits for ever, the other threads run |
+| out of memory | the device's memory is exhausted |
+| another model | a weight of another shape on worker 1 |
+| other data | the same samples in another order on worker 1 |
+| NaN | in the gradient of worker 1, which is left out with a warning |
+| NaN refused | the same with `nonfinite=refuse` |
+
+| outcome | the workers without a fault |
+| --- | --- |
+| finish | train to the end; so does the victim if it can come back |
+| fail | end with an error that names the victim |
+| stopped | are ended by the launcher, which names the victim |
+| refused | get an error from `prepare` that names the victim |
+
+Seconds are from the fault to the end of the run, on a machine that ran several cells at a time. `--heartbeat` is 4 (20
+behind a barrier where a worker is paused). `timeout` is 8 where a worker has to be waited for (30 under a launcher),
+and 60 elsewhere: without a launcher, a worker that ends before `prepare` is missed only after that. In the first four
+tables a cell is the slower of two runs, one with the fault on worker 0 and one on worker {COUNT - 1}.
 """
 
 _STORAGE_INTRO = """\
-`lb-bsp` on two workers saves checkpoints, at once or while training goes on, and restores them, and two servers their
-snapshots. The fault befalls one operation on a file: ENOSPC, EROFS until the save is over, EACCES for a second, or a
-file that is cut short or has another bit. What is refused, is refused with a sentence; a script that catches it trains
-on, and so do runs on servers. Then the run is started again from what there was, and its last weights are compared with
-those of an undisturbed one. No file of the user's is touched.
+A save that fails leaves the checkpoint before it intact, and no file of yours is touched. The save raises an error of
+one sentence; a script that catches it trains on. Servers train on by themselves.
+
+Here `lb-bsp` on two workers saves checkpoints, at once or while training goes on, and restores them; two servers do the
+same with their snapshots. One operation on a file fails: ENOSPC (full), EROFS until the save is over (read-only),
+EACCES for a second, or a file that is cut short or has a bit flipped. Then the run starts again from what there
+is, and its last weights are compared with an undisturbed run's.
 """
 
 
 _UNDER_RUN = """\
-Worker 1 of three under `evenstep run`, with `--heartbeat 2`, and with `--timeout 20` where it hangs and at the start.
-The run ends, and the terminal names worker 1 (**stopped**); `prepare` ends on all workers with an error that names it
-(**refused**); or all train to the end (**finish**). At the end nobody waits for a worker that is stopped or hangs. The
-seconds are to the end of the run, from the fault or, in the last four rows, from before `prepare`. The machine ran
-several cells, and other tests, at a time.
-
-- **another model**: a weight of another shape on worker 1
-- **other data**: the same samples in another order
-- **NaN**: in its gradient, which is left out; a warning names worker 1
-- **NaN refused**: the same with `nonfinite=refuse`
+Faults and outcomes are those [above](#how-it-is-tested), on worker 1 of three under `evenstep run` with
+`--heartbeat 2`, and `--timeout 20` where it hangs and at the start. In the last four rows, seconds are from before
+`prepare`.
 """
 _UNDER_FLOWER = """\
-One of three nodes, in its second piece of work, under `LoadBalanced` with `patience=1.5` (with rounds) and under
+One of three nodes fails in its second piece of work, under `LoadBalanced` with `patience=1.5` (with rounds) or under
 `Asynchronous` with `ssp:bound=1` and `timeout=20` (without rounds). The log names the node, the other nodes do the
 work, and training ends after all of it (**finish**).
 
-- **killed**, **stopped**: the SuperNode and its app
-- **raises**, **exits**, **hangs**: the app
-- **another model**: a reply with arrays of another shape
-- **NaN**: a reply with NaNs
-- **lies**: a reply that says that it took 1e9 s, on which nothing rests without rounds
+| fault | how |
+| --- | --- |
+| killed, stopped | the SuperNode and its app |
+| raises, exits, hangs | the app |
+| another model | a reply with arrays of another shape |
+| NaN | a reply with NaNs |
+| lies | a reply that says that it took 1e9 s; without rounds nothing depends on it |
 """
 _ELASTIC = """\
 Three replicas under `evenstep run --elastic 1:3`, with `--heartbeat 4` and `--timeout 10` (5 where two hang and where
-the link is cut for good, 30 where the Lighthouse is killed); the last rows are of two hosts, with one replica on the
-second. The others **finish**, and so does the victim if it is started again, goes on or is reached again. It is checked
-that each of them lost at most the step in flight, that no sample counted twice, that the last weights are those of one
-process to 1e-10, and that the terminal names who was lost and why. The seconds are from the fault to the next step that
-counted: a replica that is stopped in a step is ended after `--heartbeat`, and two that hang are once the third has
-waited for six times `--timeout`. The machine ran other tests meanwhile.
+the link is cut for good, 30 where the Lighthouse is killed). Rows about links and the Lighthouse have two hosts, with
+one replica on the second. The others **finish**, and so does the victim if it is started again, goes on, or is reached
+again. It is checked that each lost at most the step in flight, that no sample counted twice, that the last weights are
+one process's to 1e-10, and that the terminal says who was lost and why. Seconds are from the fault to the next step
+that counted: a stopped replica is ended after `--heartbeat`, and two that hang once the third has waited for six times
+`--timeout`. The machine ran other tests at the same time.
 
-- **first iteration**, **mid-epoch**: in the script, between a batch and its backward
-- **commit**: the victim has found out that the step counts, and has not stepped yet
-- **joins**: the victim is about to use the state that it received
-- **sends**: the victim is about to send its state to a replica that joins
-- **period**: in the second of three iterations under `local-sgd:period=3`, where the others lose at most the period in
-  flight, and the weights are those of the algorithm in one process
-- **killed**: SIGKILL; **stopped**: SIGSTOP; **paused**: SIGSTOP, and SIGCONT after 3 s
-- **raises**: an exception in the script; **hangs**: the main thread waits for ever
-- **link cut**: on the side of the second host, for 3 s or for good; then `evenstep run` ends there with an error, once
-  its replica has asked for the others for six times `--timeout` and was started again in vain
-- **rank 0 of two**, **rank 1 of two**: of a replica's processes, with `--nproc-per-replica 2` and tensor parallelism
-- **Lighthouse killed**: `evenstep run` on the first host, with its replicas; then the same command again
+| moment | when |
+| --- | --- |
+| first iteration, mid-epoch | in the script, between a batch and its backward |
+| commit | the victim knows that the step counts, and has not stepped yet |
+| joins | the victim is about to use the state that it received |
+| sends | the victim is about to send its state to a replica that joins |
+| period | in the second of three iterations under `local-sgd:period=3`; the others lose at most the period in flight |
+
+| fault | how |
+| --- | --- |
+| link cut | on the side of the second host, for 3 s or for good; then `evenstep run` ends there with an error |
+| rank 0 of two, rank 1 of two | one process of a replica, with `--nproc-per-replica 2` and tensor parallelism |
+| Lighthouse killed | `evenstep run` on the first host, with its replicas; then the same command again |
 """
 FRAMEWORKS = {
     "elastic": ("Elastic runs", "torchft", _ELASTIC),

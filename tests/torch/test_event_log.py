@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import evenstep
 from evenstep.cluster import parse_cluster
 from evenstep.telemetry import read_events
-from evenstep.telemetry.events import CheckpointDone, Disturbed, Ended, Failed, Noted
+from evenstep.telemetry.events import CheckpointDone, Disturbed, Ended, Failed, IterationDone, Noted
 from evenstep.worker import iteration, tracker
 
 SPELL = """
@@ -82,6 +82,25 @@ def test_without_a_run_directory_no_event_of_an_iteration_is_made(monkeypatch):
     train(model, optimizer, loader)
     loader.close()
     assert made == []
+
+
+def test_waiting_for_the_other_workers_while_a_batch_is_fetched_is_not_waiting_for_input(tmp_path):
+    now = [0.0]
+
+    class Meeting(TensorDataset):
+        def __getitem__(self, index):
+            with loader.engine.meeting():
+                now[0] += 100.0
+            now[0] += 1.0
+            return super().__getitem__(index)
+
+    model, data = torch.nn.Linear(2, 1), DataLoader(Meeting(torch.ones(32, 2)), batch_size=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = evenstep.prepare(model, optimizer, data, run_dir=tmp_path)
+    loader.engine.tracker.clock = lambda: now[0]
+    train(model, optimizer, loader)
+    loader.close()
+    assert [event.input_seconds for event in read_events(tmp_path, kind=IterationDone)] == [4.0] * 8
 
 
 @pytest.mark.parametrize(

@@ -318,7 +318,10 @@ class Tracker:
         """While this is open, the script waits for the other workers, in an iteration or not: this is not compute."""
         ran = self.stopwatch.running
         self.stopwatch.pause()  # An emulated device is held at the end of the iteration, for all of its compute.
+        began = self.clock()
         yield
+        if self._entered is not None:  # Waiting for a slower evaluation before an epoch is not waiting for input.
+            self._entered += self.clock() - began
         if ran:
             self.stopwatch.run()
 
