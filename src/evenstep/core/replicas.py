@@ -1,16 +1,17 @@
 """Decides when workers compare the replicas of their models, and whether these are alike."""
 
 from collections.abc import Sequence
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 import numpy as np
 
 from evenstep.core.errors import DisagreementError
-from evenstep.core.values import FloatArray
 from evenstep.core.workers import name_workers
 
 _APART: Final = 1e-4
 """The least relative difference of float32 weights that counts. Devices that round differently stay far below it."""
+Sketch: TypeAlias = tuple[float, float, float]
+"""A weighted sum of the elements of a parameter, their norm, and the relative rounding error of their dtype."""
 
 
 @final
@@ -19,44 +20,40 @@ class Looks:
 
     All workers step on the same gradients, so a difference neither grows nor vanishes by itself, and a look now and
     then finds it.
-
-    Attributes:
-        at: The next iteration to look in, or in the first one after it.
     """
 
     def __init__(self, *, longest: int = 1000) -> None:
-        self.at, self._interval, self._longest = 0, 1, longest
+        self._left, self._interval, self._longest = 0, 1, longest
 
-    def follow(self, iteration: int) -> None:
-        """Choose the next iteration after a look in this one.
+    def due(self) -> bool:
+        """Return whether to look in this iteration; called once in each.
 
         >>> looks = Looks(longest=4)
-        >>> [looks.follow(looks.at) or looks.at for _ in range(4)]
-        [2, 6, 10, 14]
+        >>> [iteration for iteration in range(16) if looks.due()]
+        [0, 2, 6, 10, 14]
         """
+        if self._left:
+            self._left -= 1
+            return False
         self._interval = min(2 * self._interval, self._longest)
-        self.at = iteration + self._interval
+        self._left = self._interval - 1
+        return True
 
 
-def require_same_weights(
-    sketches: FloatArray,
-    rounding: FloatArray,
-    names: Sequence[str],
-    remedy: str = "decide by loader.mean_over_workers, draw from one seed",
-) -> None:
+def require_same_weights(told: Sequence[Sequence[Sketch]], names: Sequence[str], remedy: str) -> None:
     """Check that all workers have the same weights, except for what unlike devices round differently.
 
     Args:
-        sketches: A sum and a norm of each parameter, of shape [workers, parameters, 2].
-        rounding: The relative rounding error of each parameter's dtype, of shape [parameters].
+        told: The sketches of each worker's parameters.
         names: The parameters.
-        remedy: How a script does so.
+        remedy: How a script keeps them alike, as the end of the message.
 
     Raises:
         DisagreementError: They differ. The message, the same on every worker, names the minority and a parameter.
     """
-    sums, norms = sketches[..., 0], sketches[..., 1]
-    allowed = np.maximum(_APART, 16 * rounding) * np.where(np.isfinite(norms), norms, 0).max(0)
+    sketches = np.array(told, dtype=np.float64).reshape(len(told), len(names), 3)
+    sums, norms, rounding = np.moveaxis(sketches, -1, 0)
+    allowed = np.maximum(_APART, 16 * rounding.max(0)) * np.where(np.isfinite(norms), norms, 0).max(0)
     apart = ~np.isclose(sums, sums[0], rtol=0, atol=allowed, equal_nan=True).all(0)
     if apart.any():
         first = int(apart.argmax())

@@ -22,8 +22,8 @@ from evenstep.worker.api.ahead import Ahead
 from evenstep.worker.api.balanced_loader import BalancedLoader, LoaderOptions, balance
 from evenstep.worker.api.balancer import Balancer
 from evenstep.worker.api.others import refused
-from evenstep.worker.api.replicas import Replicas
 from evenstep.worker.api.share_batches import ShareBatches
+from evenstep.worker.replicas import Replicas, sketches_of
 
 if TYPE_CHECKING:
     from evenstep.worker.api.share import Share
@@ -104,7 +104,8 @@ class Loader(BalancedLoader):
         self._trainer = trainer
         self._workers = workers
         self._replicas = Replicas(
-            workers.rows.gather, lambda: {each.name: each.data().asnumpy() for each in trainer._params}
+            workers.rows.gather.records,
+            lambda: sketches_of({each.name: each.data().asnumpy() for each in trainer._params}),
         )
         ahead = Ahead(partial(_batch, loader), partial(_begin, loader) if loader._num_workers else None)
         self._batches = ShareBatches(balancer, ahead, f"the step on the last one: {_NO_STEP}", _LOOP)

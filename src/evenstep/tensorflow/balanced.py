@@ -14,8 +14,8 @@ from evenstep.tensorflow.workers import Peers
 from evenstep.worker.api.ahead import Ahead, in_thread
 from evenstep.worker.api.balancer import Balancer
 from evenstep.worker.api.others import refused
-from evenstep.worker.api.replicas import Replicas
 from evenstep.worker.api.share_batches import ShareBatches
+from evenstep.worker.replicas import Replicas
 
 if TYPE_CHECKING:
     from evenstep.worker.api.share import Share

@@ -14,7 +14,7 @@ from evenstep.tensorflow.fitting import guard
 from evenstep.tensorflow.source import Source
 from evenstep.tensorflow.workers import joined
 from evenstep.worker.api.balanced_loader import LoaderOptions, balance
-from evenstep.worker.api.replicas import Replicas
+from evenstep.worker.replicas import Replicas, sketches_of
 
 
 def prepare(
@@ -71,7 +71,10 @@ def prepare(
         **options,
     )
     scaled = isinstance(optimizer, tf.keras.optimizers.LossScaleOptimizer)
-    replicas = Replicas(workers.rows.gather, lambda: {each.path: each.numpy() for each in model.trainable_variables})
+    replicas = Replicas(
+        workers.rows.gather.records,
+        lambda: sketches_of({each.path: each.numpy() for each in model.trainable_variables}),
+    )
     balanced = Balanced(workers, balancer, source, scaled=scaled, prefetch=prefetch, replicas=replicas)
     workers.broadcast(variables)
     step = optimizer.apply

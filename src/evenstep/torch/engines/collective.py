@@ -8,7 +8,8 @@ import cmath
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast, final
 
 import torch
@@ -24,12 +25,13 @@ from evenstep.torch.engines.direct_sum import DirectSum
 from evenstep.torch.engines.engine import Engine
 from evenstep.torch.engines.left_out import LeftOut
 from evenstep.torch.engines.loss_scale import LossScale
-from evenstep.torch.engines.replicas import Replicas
+from evenstep.torch.engines.replicas import sketches_of
 from evenstep.torch.engines.reports import ReportExchange
 from evenstep.torch.engines.weighting import SummedModel, UnitCount, Weights, weight_function
 from evenstep.torch.processes.liveness import Liveness
-from evenstep.torch.processes.workers import Workers
+from evenstep.torch.processes.workers import Workers, gather
 from evenstep.worker.hand_outs import HandedOut
+from evenstep.worker.replicas import Replicas
 from evenstep.worker.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -96,7 +98,8 @@ class CollectiveEngine(Engine):
         self._scale = LossScale(workers, by_norms=by_norms, sharded=sharded) if looks else None
         guards = workers.count > 1 and self._sums_to_one and scheme.nonfinite != "spread"
         self._left_out = LeftOut(scheme.nonfinite, tracker, self._models) if guards else None
-        self._replicas = Replicas(models, workers) if workers.host_group is not None else None
+        sketches, remedy = partial(sketches_of, models), "decide by loader.mean_over_workers, draw from one seed"
+        self._replicas = Replicas(self._records, sketches, remedy) if workers.host_group is not None else None
         if self._alone:
             for model in self._models:
                 model.apply_by_itself()
@@ -469,9 +472,8 @@ class CollectiveEngine(Engine):
                 self.workers.peers.require_same_batches(rows[:, -1])
             if self._told is not None:
                 self._told.shares.hear(extra[:, 0])
-            if self._replicas is not None and now.number >= self._replicas.looks.at:
-                self._replicas.looks.follow(now.number)
-                self._replicas.compare(self.meeting())
+            if self._replicas is not None:
+                self._replicas.look()
             if self._scale is not None and self._scale.looks:
                 self._end_looks(self._scale)
         except EvenstepError as error:
@@ -493,6 +495,10 @@ class CollectiveEngine(Engine):
             except RuntimeError as error:
                 self._fail(error)
 
+    def _records(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+        with self.meeting():
+            return gather(self.workers, record)
+
     def _end_looks(self, scale: LossScale) -> None:
         if scale.ends():
             with self.meeting():
@@ -504,7 +510,7 @@ class CollectiveEngine(Engine):
         if self._replicas is None:
             return
         try:
-            self._replicas.compare(self.meeting())
+            self._replicas.compare()
         except EvenstepError as error:
             self._fail(error)
             raise

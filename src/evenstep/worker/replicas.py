@@ -1,0 +1,80 @@
+"""Compares the workers' replicas of the models: a script may change weights, or how they are stepped, on one alone."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import cos, sqrt
+from typing import Any, Final, final
+
+import numpy as np
+
+from evenstep.core.replicas import Looks, Sketch, require_same_weights
+from evenstep.core.values import FloatArray
+
+PIECE: Final = 2**18
+"""The number of elements that are converted to float64 at a time."""
+_ROUNDING: Final = {2: 2.0**-7, 4: 2.0**-23, 8: 2.0**-52}
+"""The relative rounding error by the bytes of a number; of two bytes, that of bfloat16."""
+
+
+@final
+class Replicas:
+    """This worker's replicas, whose weights are to be those of the other workers.
+
+    Args:
+        records: Returns the records of all workers, by rank, given this worker's; all must call it together.
+        sketches: Returns the sketches of the weights that all workers must have alike, by name.
+        remedy: How a script keeps them alike, as the end of a message.
+    """
+
+    def __init__(
+        self,
+        records: Callable[[Mapping[str, Any]], list[dict[str, Any]]],
+        sketches: Callable[[], Mapping[str, Sketch]],
+        remedy: str = "also the learning rate, which may follow no loss of one worker's batch",
+    ) -> None:
+        self._records, self._sketches, self._remedy = records, sketches, remedy
+        self._looks = Looks()
+
+    def look(self) -> None:
+        """Compare the weights in some iterations; all workers call it in each, before the optimizer steps."""
+        if self._looks.due():
+            self.compare()
+
+    def compare(self) -> None:
+        """Compare the weights; all workers must call it together.
+
+        Raises:
+            DisagreementError: They differ by more than rounding explains.
+        """
+        own = self._sketches()
+        told = self._records({"weights": list(own.values())})
+        require_same_weights([each["weights"] for each in told], list(own), self._remedy)
+
+
+def sketch(pieces: Iterable[Any], factors: Any, rounding: float) -> Sketch:  # noqa: ANN401 - of any library
+    """Return the sketch of a parameter, by which replicas of it can be compared.
+
+    Args:
+        pieces: Its elements, `PIECE` at a time, as vectors of float64: a product in float32 may be rounded to ten bits
+            on some of the workers' devices (TF32).
+        factors: A float64 vector of the same library, by which differences do not cancel out, of `PIECE` elements.
+        rounding: The relative rounding error of the parameter's dtype.
+
+    >>> sketch([np.array([3.0, 4.0])], np.array([0.5, 0.25, 1.0]), rounding=0.0)
+    (2.5, 5.0, 0.0)
+    """
+    total = squares = 0.0
+    for number, piece in enumerate(pieces):
+        total += cos(number) * float(piece @ factors[: len(piece)])
+        squares += float(piece @ piece)
+    return total, sqrt(squares), rounding
+
+
+def sketches_of(arrays: Mapping[str, Any]) -> dict[str, Sketch]:
+    """Return the sketches of NumPy arrays of floating-point numbers, by name."""
+    factors = np.sin(np.arange(1.0, PIECE + 1))
+
+    def pieces(array: Any) -> Iterator[FloatArray]:  # noqa: ANN401 - bfloat16 is not a dtype of NumPy
+        flat = array.ravel()
+        return (flat[at : at + PIECE].astype(np.float64) for at in range(0, flat.size, PIECE))
+
+    return {name: sketch(pieces(each), factors, _ROUNDING[each.itemsize]) for name, each in arrays.items()}
