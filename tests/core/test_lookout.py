@@ -249,3 +249,10 @@ def test_one_that_left_the_loop_alone_is_named_and_not_those_that_it_keeps_waiti
         "worker 2 left the loop over the loader after iteration 4, and worker 1 did not: leave it on"
     )
     assert "left the loop over" not in after_failure({1: replace(computes, left=4), 2: replace(computes, left=4)})
+
+
+def test_one_that_left_the_loop_within_an_iteration_is_named_and_not_its_peer_that_waits_for_it():
+    """Worker 0 waits for the gradients of that iteration, and a peer of worker 2 in a collective of the script."""
+    begins_anew = Seen(doing=Doing.WAITING, iteration=6, seconds=12.0, left=5)
+    said = after_failure({1: Seen(doing=Doing.COMPUTING, iteration=5, seconds=100.0), 2: begins_anew})
+    assert said.startswith("worker 2 left the loop over the loader after iteration 5, and worker 0 did not"), said

@@ -32,7 +32,8 @@ from evenstep.testing.scripted import Scripted
 from support import habits, training
 from support.sharded import Busy
 
-DDP, FSDP, HSDP, CONTEXT = ("dp", "tp"), ("shard", "tp"), ("replicate", "shard"), ("shard", "cp")
+DDP, FSDP, HSDP = ("dp", "tp"), ("shard", "tp"), ("replicate", "shard")
+CONTEXT, CONTEXT_FIRST = ("shard", "cp"), ("cp", "shard")
 TP, SHARDS = ("tp",), ("shard",)
 HSDP_TP = (*HSDP, "tp")
 CLIP = {DDP: math.inf, FSDP: 0.1, HSDP: 0.1, HSDP_TP: 0.1}
@@ -243,12 +244,15 @@ def train_language_model_alone(run, global_batch_size):
     return training.weights(model)
 
 
-def train_on_parts(run):
-    """Context parallelism: of the sequence of each sample, a half on each peer. The loss is the mean over its half."""
+def train_on_parts(run, names):
+    """Context parallelism: of the sequence of each sample, a half on each peer. The loss is the mean over its half.
+
+    The peers are in one dimension with the shards, or replicate them.
+    """
     inputs, targets = training.data(run)
     dataset = TensorDataset(*(torch.stack([each, each.flip(0)], dim=1) for each in (inputs, targets)))
-    model, optimizer, loader, whole = prepared(run, CONTEXT, dataset=dataset)
-    half, sizes = dist.get_rank() % 2, []
+    model, optimizer, loader, whole = prepared(run, names, dataset=dataset)
+    half, sizes = dist.get_rank() % 2 if names == CONTEXT else dist.get_rank() // 2, []
     for _ in range(run.epochs):
         for rows, wanted in loader:
             training.step(model, optimizer, rows[:, half], wanted[:, half])

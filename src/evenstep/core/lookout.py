@@ -197,10 +197,16 @@ def needs_all(own: Seen) -> bool:
 
 
 def _left_alone(seen: Mapping[int, Seen]) -> str | None:
-    """A sentence about workers that left a loop in which others are in a later iteration; None if there are none."""
+    """A sentence about workers that left a loop in which others are in a later iteration; None if there are none.
+
+    Others that wait in the very iteration after which it was left wait for its gradients: it was left in between.
+    """
     last = max(each.left for each in seen.values())
     stayed = [
-        worker for worker, each in seen.items() if each.left < last < each.iteration and each.doing is Doing.COMPUTING
+        worker
+        for worker, each in seen.items()
+        if each.left < last
+        and (last < each.iteration if each.doing is Doing.COMPUTING else last == each.iteration and each.doing in WAITS)
     ]
     if not stayed:
         return None

@@ -52,9 +52,10 @@ def test_a_language_model_whose_blocks_are_split(sequence):
         np.testing.assert_allclose(value, meshes.train_language_model_alone(run, 10), rtol=0, atol=1e-10)
 
 
-def test_peers_that_have_a_part_of_each_sample():
+@pytest.mark.parametrize("names", [meshes.CONTEXT, meshes.CONTEXT_FIRST])
+def test_peers_that_have_a_part_of_each_sample(names):
     run = Run(scripted=11, **UNEVEN)
-    values = results(run_workers(meshes.train_on_parts, 4, run))
+    values = results(run_workers(meshes.train_on_parts, 4, run, names))
     assert len({tuple(sizes) for sizes in values[0]["sizes"]}) > 6
     for value in values:
         np.testing.assert_allclose(value["weights"], meshes.train_on_parts_alone(run, 10), rtol=0, atol=1e-10)

@@ -62,11 +62,13 @@ def require_shardable(module: torch.nn.Module, workers: Workers) -> None:
 def _over_workers(parameter: DTensor, workers: Workers) -> tuple[list[Placement], list[int]]:
     """The placements along the dimensions over which gradients are summed, and the processes along each.
 
-    Those may have peers, too, as in context parallelism, where the mesh flattens both into a dimension of another name.
+    Those may have peers, too, as in context parallelism, where the mesh flattens both into a dimension of another name,
+    or has peers in its first dimension.
     """
     mesh, split = parameter.device_mesh, () if workers.peers is None else workers.peers.others
     names = mesh.mesh_dim_names or ("",) * mesh.ndim
-    dims = [each for each, name in enumerate(names) if name not in split]
+    # The dimensions of fully_shard come first.
+    dims = range(max((each + 1 for each, name in enumerate(names) if name not in split), default=0))
     return [parameter.placements[each] for each in dims], [mesh.size(each) for each in dims]
 
 
