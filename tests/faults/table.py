@@ -14,7 +14,7 @@ from faults.storage_cells import STORAGE
 _INTRO = f"""\
 # If a worker is lost
 
-No run hangs in silence: the worker that died, hangs or was stopped is named on the terminal. The others:
+The worker that died, hangs or was stopped is named on the terminal, and nobody waits for it for ever. The others:
 
 | your run | the others | what to do |
 | --- | --- | --- |
@@ -26,7 +26,8 @@ iteration the launcher ends the run | nothing; `torchrun` ends the run if a work
 the log says how many commits that lost | nothing |
 | [`evenstep run --elastic`](elastic.md) | lose at most the step (or period) in flight, and train on | nothing; \
 if the first host dies, run its command again |
-| JAX, TensorFlow, MXNet | are ended by `evenstep run` | start again from your checkpoint |
+| JAX, TensorFlow, MXNet | are ended by `evenstep run`; under another launcher see [MXNet](frameworks/mxnet.md) | \
+start again from your checkpoint |
 | [Flower](integrations/flower.md) | do its work | nothing |
 
 A dead worker is noticed in seconds. One that is stopped by a signal is given up after `--heartbeat` (20 s), and one
