@@ -24,6 +24,8 @@ from a [checkpoint](checkpoints.md#when-a-worker-dies), or let `evenstep run --m
 iteration the launcher ends the run | nothing; `torchrun` ends the run if a worker dies |
 | the same, and a server dies or stops | wait until it has started again from its last snapshot; \
 the log says how many commits that lost | nothing |
+| several hosts, and the network between two of them is cut | without servers: as above. On servers: those on the host \
+of the servers train on. A cut of a few seconds ends no run | as above |
 | [`evenstep run --elastic`](elastic.md) | lose at most the step (or period) in flight, and train on | nothing; \
 if the first host dies, run its command again |
 | JAX, TensorFlow, MXNet | are ended by `evenstep run`; under another launcher see [MXNet](frameworks/mxnet.md) | \
