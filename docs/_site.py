@@ -29,6 +29,8 @@ LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
 CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 MATH = re.compile(r'<(div|span) class="arithmatex">\\([\[(])(.*?)\\[\])]</\1>', re.DOTALL)
+SHORT = re.compile(r"<code>(?=[^<]{1,30}</code>)")
+"""Code that stays on one line, such as `--scheme lb-bsp`; it fits on a phone."""
 DISPLAY = {"div": "block", "span": "inline"}
 
 
@@ -84,6 +86,8 @@ def on_post_build(config):
 def on_page_markdown(markdown, page, config, files):
     """Make links point to where the site has what they name."""
     own = page.file.src_uri
+    if own == "index.md":
+        page.meta["hide"] = ["navigation"]  # It has one entry; code lines need the width.
     path = next((there for there, here in PAGES.items() if here == own), None)
     path = path or (own if page.file.generated_by else f"docs/{own}")
     page.edit_url = f"{config.repo_url}/edit/main/{path}" if config.repo_url and (ROOT / path).is_file() else None
@@ -101,7 +105,8 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(html, page, config, files):
-    """Turn equations into MathML, which browsers draw by themselves."""
+    """Turn equations into MathML, which browsers draw by themselves, and mark short code."""
+    html = SHORT.sub('<code class="short">', html)
     return MATH.sub(lambda found: latex2mathml.converter.convert(unescape(found[3]), display=DISPLAY[found[1]]), html)
 
 

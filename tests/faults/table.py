@@ -14,7 +14,7 @@ from faults.storage_cells import STORAGE
 _INTRO = f"""\
 # If a worker is lost
 
-No run hangs in silence: the worker that died, hangs or was stopped is named on the terminal. The others:
+The worker that died, hangs or was stopped is named on the terminal, and nobody waits for it for ever. The others:
 
 | your run | the others | what to do |
 | --- | --- | --- |
@@ -24,9 +24,12 @@ from a [checkpoint](checkpoints.md#when-a-worker-dies), or let `evenstep run --m
 iteration the launcher ends the run | nothing; `torchrun` ends the run if a worker dies |
 | the same, and a server dies or stops | wait until it has started again from its last snapshot; \
 the log says how many commits that lost | nothing |
+| several hosts, and the network between two of them is cut | without servers: as above. On servers: those on the host \
+of the servers train on. A cut of a few seconds ends no run | as above |
 | [`evenstep run --elastic`](elastic.md) | lose at most the step (or period) in flight, and train on | nothing; \
 if the first host dies, run its command again |
-| JAX, TensorFlow, MXNet | are ended by `evenstep run` | start again from your checkpoint |
+| JAX, TensorFlow, MXNet | are ended by `evenstep run`; under another launcher see [MXNet](frameworks/mxnet.md) | \
+start again from your checkpoint |
 | [Flower](integrations/flower.md) | do its work | nothing |
 
 A dead worker is noticed in seconds. One that is stopped by a signal is given up after `--heartbeat` (20 s), and one

@@ -52,13 +52,9 @@ def prepare(
     `EVENSTEP_EMULATE`, `EVENSTEP_TIMEOUT`, which `evenstep run` sets from its options), which wins over the defaults.
     Without torchrun or `evenstep run`, the script is a run of one worker.
 
-        loader = DataLoader(dataset, batch_size=128, shuffle=True)  # of one worker
         model, optimizer, loader = evenstep.prepare(model, optimizer, loader)
-        for inputs, targets in loader:  # as many as this worker can do in the time of the others
-            loss = cross_entropy(model(inputs), targets)  # the mean over them
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+        for inputs, targets in loader:  # in batches of this worker's size
+            ...  # as before
 
     Args:
         model: The model, plain or in DistributedDataParallel, or a tuple of models.
