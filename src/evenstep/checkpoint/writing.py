@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self, final
@@ -24,7 +23,7 @@ from evenstep.core.errors import CheckpointError
 from evenstep.server.shard.snapshots import sync
 from evenstep.telemetry.say import say
 from evenstep.torch.engines.engine import Engine
-from evenstep.torch.processes.workers import Workers
+from evenstep.torch.processes.workers import new_group
 
 _METADATA: Final = ".metadata"
 
@@ -109,7 +108,7 @@ class Saver:
         """
         group = self._engine.workers.processes.host_group
         if asynchronous and dist.is_initialized():
-            group = self._group = self._group or _another_group(self._engine.workers.processes)
+            group = self._group = self._group or self._another_group()
         if group is None:  # A single process needs none, but torch warns, and does so in the thread.
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
         # Worker 0 writes what all workers have alike.
@@ -123,6 +122,12 @@ class Saver:
         with self._engine.tracker.activity.waiting():
             save_at_once(state, storage_writer=writer, planner=planner, process_group=group, no_dist=group is None)
         self._engine.tracker.record_checkpoint(writer.name, restored=False)
+
+    def _another_group(self) -> dist.ProcessGroup:
+        """A group of the same workers for the thread, since training communicates over the others meanwhile."""
+        workers = self._engine.workers.processes
+        ranks = [dist.get_rank()] if workers.host_group is None else dist.get_process_group_ranks(workers.host_group)
+        return new_group([ranks], GLOO, workers.timeout_seconds)
 
     def _ended(self, name: str, pending: Future[None], started: Future[Any]) -> None:
         """Called in the thread once it has written everything, or failed."""
@@ -157,11 +162,3 @@ class Saver:
             if self._group is not None and self._engine.workers.given_group is None:  # As in Workers.leave.
                 dist.destroy_process_group(self._group)
             self._group = None
-
-
-def _another_group(workers: Workers) -> dist.ProcessGroup:
-    """Make a group of the same workers for the thread, since training communicates over the others meanwhile."""
-    ranks = [dist.get_rank()] if workers.host_group is None else dist.get_process_group_ranks(workers.host_group)
-    limit, local = timedelta(seconds=workers.timeout_seconds), len(ranks) < dist.get_world_size()
-    group: dist.ProcessGroup = dist.new_group(ranks, timeout=limit, backend=GLOO, use_local_synchronization=local)
-    return group

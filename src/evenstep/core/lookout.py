@@ -176,7 +176,7 @@ class Lookout:
         return disagreement(WEIGHED, ["units" if doing is Doing.COUNTING else "samples" for _, doing, _ in picture])
 
     def _limit_seconds(self, seen: Seen) -> float:
-        """How long others wait for this activity. A possible evaluation or first compilation has the whole timeout."""
+        """The time limit of this activity. A possible evaluation or first compilation has the whole timeout."""
         if next_iteration(seen.doing, seen.iteration) < 1 or seen.doing not in _ALIKE:
             return self.timeout_seconds
         first = self.timeout_seconds if seen.doing is Doing.CHECKPOINTING else 0.0

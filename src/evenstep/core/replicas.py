@@ -10,32 +10,35 @@ from evenstep.core.workers import name_workers
 
 _APART: Final = 1e-4
 """The least relative difference of float32 weights that counts. Devices that round differently stay far below it."""
+_LONGEST: Final = 1000
+"""The most iterations from one look to the next."""
+
 Sketch: TypeAlias = tuple[float, float, float]
 """A weighted sum of the elements of a parameter, their norm, and the relative rounding error of their dtype."""
 
 
 @final
 class Looks:
-    """Says in which iterations to look: the first, then 2, 4 and so on after the last look, and at most `longest`.
+    """Says in which iterations to look: the first, then 2, 4 and so on after the last look, and at most 1000.
 
     All workers step on the same gradients, so a difference neither grows nor vanishes by itself, and a look now and
     then finds it.
     """
 
-    def __init__(self, *, longest: int = 1000) -> None:
-        self._left, self._interval, self._longest = 0, 1, longest
+    def __init__(self) -> None:
+        self._left, self._interval = 0, 1
 
     def due(self) -> bool:
         """Return whether to look in this iteration; called once in each.
 
-        >>> looks = Looks(longest=4)
-        >>> [iteration for iteration in range(16) if looks.due()]
-        [0, 2, 6, 10, 14]
+        >>> looks = Looks()
+        >>> [iteration for iteration in range(4000) if looks.due()]
+        [0, 2, 6, 14, 30, 62, 126, 254, 510, 1022, 2022, 3022]
         """
         if self._left:
             self._left -= 1
             return False
-        self._interval = min(2 * self._interval, self._longest)
+        self._interval = min(2 * self._interval, _LONGEST)
         self._left = self._interval - 1
         return True
 

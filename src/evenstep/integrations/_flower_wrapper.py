@@ -64,12 +64,6 @@ class Wrapper(Strategy):
         """Like the wrapped strategy."""
         self.strategy.summary()
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Like the wrapped strategy."""
-        return self.strategy.configure_train(server_round, arrays, config, grid)
-
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:

@@ -81,7 +81,7 @@ class TrainLoader:
 
     @property
     def place(self) -> int:
-        """How many places of the current step are behind the Trainer."""
+        """The number of places of the current step that are behind the Trainer."""
         return int(self._trainer.fit_loop.epoch_loop.batch_progress.current.ready) % self.accumulation
 
     @property
@@ -136,7 +136,7 @@ class TrainLoader:
 
 
 def accumulation_of(trainer: Any, loader: Any, scheme: Scheme | None, asked: bool | None) -> int:
-    """How many batches of a worker make a step if sizes are numbers of them; 1 if each batch is divided.
+    """The number of batches of a worker in a step if sizes are numbers of them; 1 if each batch is divided.
 
     Raises:
         ConfigError: `asked` says that they are, and this training does not allow it.

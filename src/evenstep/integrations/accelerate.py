@@ -209,7 +209,7 @@ class Accelerator(accelerate.Accelerator):
         return loader if isinstance(loader, EvenLoader) and loader.trains else None
 
     def accumulation_of(self, epochs: TrainingEpochs) -> int:
-        """How many batches of a worker make a step if sizes are numbers of them; 1 if each batch is divided.
+        """The number of batches of a worker in a step if sizes are numbers of them; 1 if each batch is divided.
 
         Raises:
             ConfigError: That was asked for, and these batches do not allow it.

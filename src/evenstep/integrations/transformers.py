@@ -102,7 +102,7 @@ class EvenstepTrainer(transformers.Trainer):
         return sum(int(super(EvenstepTrainer, self).floating_point_ops(batch)) for batch, _ in inputs)
 
     def accumulation_of(self, epochs: TrainingEpochs, asked: bool | None) -> int:
-        """How many batches of a worker make a step if sizes are numbers of them, or 1."""
+        """The number of batches of a worker in a step if sizes are numbers of them, or 1."""
         steps, size, scheme = int(self.args.gradient_accumulation_steps), epochs.batch_size, epochs.session.scheme
         if steps == 1 or asked is False:
             return 1

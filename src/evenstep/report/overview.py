@@ -49,7 +49,7 @@ def overview_of(name: str, run: RecordedRun) -> RunOverview:
 
 
 def about(run: RecordedRun) -> str:
-    """When and where a run took place, and what ran: date, command, commit, devices and versions, as far as known."""
+    """The time and the place of a run, and what ran: date, command, commit, devices and versions, as far as known."""
     first = run.about[min(run.about)]
     devices = Counter(f"{each.gpu or 'CPU'} on {each.host}" for each in run.about.values() if each.host)
     versions = (("evenstep", first.version), ("PyTorch", first.torch), ("Python", first.python))

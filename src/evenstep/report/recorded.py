@@ -68,7 +68,7 @@ class ServerRecord:
 @final
 @dataclass(slots=True, kw_only=True)
 class ElasticRecord:
-    """Who came and went in an elastic run: `joins` and `deaths` of processes, and the steps that `lost` a member."""
+    """The members of an elastic run: `joins` and `deaths` of processes, and the steps that `lost` a member."""
 
     joins: int = 0
     deaths: int = 0

@@ -106,7 +106,7 @@ class ServedSummary:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticSummary:
-    """Who came and went in an elastic run.
+    """The members of an elastic run over time.
 
     Attributes:
         members: The latest members on this host.

@@ -104,7 +104,7 @@ def _moved(before: Sequence[int], after: Sequence[int]) -> bool:
 
 
 def _came_or_went(before: Planned, after: Planned) -> str:
-    """Who is there now and was not before, or the other way round; empty if they are the same."""
+    """The workers that came or went between two plans, in words; empty if they are the same."""
     said = []
     for worker, (had, has) in enumerate(zip(before.batch_sizes, after.batch_sizes, strict=True)):
         if (had == 0) != (has == 0):

@@ -331,7 +331,7 @@ class Scheme:
 
     @property
     def batches_in_iteration(self) -> int:
-        """How many batches of its own size a worker has in an iteration, on average."""
+        """The number of batches of its own size that a worker has in an iteration, on average."""
         return self.period if self.period is not None and self.counts_periods else 1
 
     @property

@@ -63,7 +63,7 @@ class ServerSlot:
             both = torch.from_numpy(np.frombuffer(self.segment.view, dtype=np.uint8))
         self.gradients, self.weights = both[:nbytes], both[nbytes:]
         self._difference: torch.Tensor | None = None
-        """What the latest answer sends instead of the weights."""
+        """The change that the latest answer sends instead of the weights."""
         self._answer: tuple[bytes, bool] | None = None
         self._send_queue: queue.SimpleQueue[tuple[bytes, bool] | None] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None

@@ -131,22 +131,26 @@ def prepare(
         "weights": weights,
         "accumulation": accumulation,
     }
-    given = () if schedulers is None else tuple(schedulers) if isinstance(schedulers, list) else _each(schedulers)
     launched = LaunchSettings.from_environment(os.environ)
+    models, optimizers = _each(model), _each(optimizer)
+    session: Any
     if launched.elastic is not None:
-        from evenstep.torch.elastic.replica import prepare_replica  # torchft is an extra.
+        from evenstep.torch.elastic.replica import session_of  # torchft is an extra.
 
         options |= {"comm_hook": comm_hook, "cost": cost}
-        return prepare_replica(model, optimizer, loader, given, launched, timeout, options)
-    session = Session(timeout=timeout, **options)
-    several, multiple = isinstance(model, tuple), isinstance(optimizer, tuple)
-    models = tuple(session.model(each, comm_hook=comm_hook) for each in _each(model))
-    optimizers = tuple(session.optimizer(each) for each in _each(optimizer))
+        session, hooked, costs = session_of(models[0], launched, timeout, options), {}, {}
+    else:
+        session, hooked, costs = Session(timeout=timeout, **options), {"comm_hook": comm_hook}, {"cost": cost}
+    prepared = tuple(session.model(each, **hooked) for each in models)
+    stepping = tuple(session.optimizer(each) for each in optimizers)
+    given = () if schedulers is None else tuple(schedulers) if isinstance(schedulers, list) else _each(schedulers)
     for scheduler in given:
         session.scheduler(scheduler)
-    prepared = session.loader(loader, cost=cost)
-    session.start()
-    return models if several else models[0], cast("Optimizer", optimizers if multiple else optimizers[0]), prepared
+    handing_out = session.loader(loader, **costs)
+    if isinstance(session, Session):
+        session.start()
+    several, multiple = isinstance(model, tuple), isinstance(optimizer, tuple)
+    return prepared if several else prepared[0], cast("Optimizer", stepping if multiple else stepping[0]), handing_out
 
 
 def _each(given: Any) -> tuple[Any, ...]:

@@ -102,7 +102,7 @@ def _summary(agreed: Agreed, launched: LaunchSettings) -> Summary | None:
 
 
 def _balanced(launched: LaunchSettings) -> str:
-    """How to start this run again with sizes by speed."""
+    """The way to start this run again with sizes by speed, as text."""
     if launched.scheme is None:
         return 'scheme="lb-bsp" in the script'
     return f"the same command with {'--scheme ' if VARIABLE in os.environ else 'EVENSTEP_SCHEME='}lb-bsp"

@@ -1,4 +1,4 @@
-"""What a run executed, for its record: the command, and the commit that its repository had checked out."""
+"""The command of a run, and the commit that its repository had checked out, for the record."""
 
 import re
 import shlex

@@ -125,7 +125,7 @@ class Sizes:
         return self._all
 
     def next_of(self, worker: int, unclaimed: int) -> int:
-        """How much of the `unclaimed` samples (1 or more) this worker claims next, alone; both in average samples."""
+        """The part of the `unclaimed` samples (1 or more) that this worker claims next, alone; in average samples."""
         if self._changed:
             self._settle()
         part = self._part_of[worker]
@@ -167,7 +167,7 @@ class Sizes:
         return ClaimBounds(fewest=self._minimum, most=self._limits.most, room=self._limits.of(worker))
 
     def _taken(self, planned: int, workers: Sequence[int], unclaimed: int) -> int:
-        """How much of the unclaimed samples these workers claim together if `planned` is their size.
+        """The part of the unclaimed samples that these workers claim together if `planned` is their size.
 
         Towards the end of an epoch claims are smaller, so that all workers finish at about the same time and, if
         possible, no worker is left with fewer samples than it can compute on.

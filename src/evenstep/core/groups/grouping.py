@@ -94,7 +94,7 @@ class BySpeed(Grouping):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progressive(Grouping):
-    """As few groups as stragglers allow: one while no worker is slow, more while each further one is worth it.
+    """The fewest groups that stragglers allow: one while no worker is slow, more while each further one is worth it.
 
     Basu et al. (HiPC 2018) raise the number of groups as a delay grows, up to what accuracy allows, and do not say how.
     We add a group of similar speed while that raises the predicted work by the fraction `worth`, and no group is

@@ -132,7 +132,7 @@ class OwnShares:
 
     @property
     def ahead(self) -> int:
-        """How many samples of the epoch to know of at the report on this share, so that the next needs no meeting."""
+        """The samples of the epoch to know of at the report on this share, so that the next one needs no meeting."""
         assert self._sizes is not None
         # An eighth more, as sizes change by little from one iteration to the next.
         grown = self._wanted + max(self._wanted // 8, 1)

@@ -61,7 +61,7 @@ class PassCosts:
         return int(self.before[stop]) - int(self.before[start])
 
     def cut(self, start: int, stop: int, wanted: int) -> int:
-        """Where to cut these positions so that the cost before the cut is as close to `wanted` as possible."""
+        """The place to cut these positions so that the cost before the cut is as close to `wanted` as possible."""
         goal = int(self.before[start]) + wanted
         below = bisect_left(self.before, goal, start + 1, stop + 1) - 1
         if below == stop:
@@ -69,7 +69,7 @@ class PassCosts:
         return below + (int(self.before[below + 1]) - goal < goal - int(self.before[below]))
 
     def reach(self, start: int, stop: int, room: int) -> int:
-        """Where to cut these positions so that the cost before the cut is at most `room`."""
+        """The place to cut these positions so that the cost before the cut is at most `room`."""
         most = int(self.before[start]) + room
         return bisect_right(self.before, most, start + 1, stop + 1) - 1
 

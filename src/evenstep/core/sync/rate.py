@@ -96,7 +96,7 @@ def _momentum_step(options: Mapping[str, object], share: float, behind: float) -
 
 
 def look_ahead(options: Mapping[str, object], commits: float, *, rule: str = "share") -> float:
-    """How far to move the weights that a worker is given along the momentum: weights - this * direction.
+    """The distance along the momentum by which a worker is given other weights: weights - this * direction.
 
     The direction is SGD's and RMSprop's momentum buffer, or the step at rate 1 that Adam's two moments give. In this
     many commits, momentum alone takes the weights there, so a worker computes its gradient about where it is committed.

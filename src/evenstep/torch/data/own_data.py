@@ -54,7 +54,7 @@ class OwnData:
 
     @property
     def word(self) -> int:
-        """What other workers need to know; see `OwnShares`."""
+        """The number that other workers need to know; see `OwnShares`."""
         return 2 * self.known + self.ended
 
     def read(self, until: int) -> None:

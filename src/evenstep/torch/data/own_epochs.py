@@ -67,7 +67,7 @@ class OwnEpochs:
 
     @property
     def iterations(self) -> int:
-        """As of an epoch that never ends: its length depends on the workers' speeds."""
+        """The iterations of an epoch that never ends, since its length depends on the workers' speeds."""
         return MAX_LENGTH // self.global_batch_size
 
     def set_next(self, epoch: int) -> None:

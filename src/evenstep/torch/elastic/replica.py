@@ -1,16 +1,15 @@
-"""A replica under `evenstep run --elastic`: its manager, and what `prepare` returns there."""
+"""A replica under `evenstep run --elastic`: its session, on a manager of torchft."""
 
 import logging
 import os
 import socket
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader
 from torchft import Manager, ProcessGroupGloo, ProcessGroupNCCL
 
 from evenstep.core.errors import ConfigError
@@ -19,16 +18,10 @@ from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.torch.elastic.session import ElasticOptions, ElasticSession, slot_of
 
 
-def prepare_replica(
-    model: torch.nn.Module | tuple[torch.nn.Module, ...],
-    optimizer: Any,
-    loader: DataLoader[Any],
-    schedulers: Sequence[Any],
-    launched: LaunchSettings,
-    timeout: float | None,
-    options: Mapping[str, Any],
-) -> tuple[Any, Any, Any]:
-    """Do what `prepare` does, for a replica that the launcher started.
+def session_of(
+    model: torch.nn.Module, launched: LaunchSettings, timeout: float | None, options: Mapping[str, Any]
+) -> ElasticSession:
+    """Return the session of a replica that the launcher started, for this model and these options of `prepare`.
 
     Raises:
         ConfigError: An option is not possible while members come and go.
@@ -38,17 +31,9 @@ def prepare_replica(
         raise ConfigError(
             f"{others[0]} is not possible under evenstep run --elastic: leave it out, or run without --elastic"
         )
-    models = model if isinstance(model, tuple) else (model,)
-    device = next(models[0].parameters()).device.type
     chosen: Any = {name: value for name, value in options.items() if name in _POSSIBLE}
-    session = ElasticSession(manager_of(launched, launched.timeout_seconds(timeout), device), **chosen)
-    prepared = tuple(session.model(each) for each in models)
-    optimizers = optimizer if isinstance(optimizer, tuple) else (optimizer,)
-    stepping = tuple(session.optimizer(each) for each in optimizers)
-    for each in schedulers:
-        session.scheduler(each)
-    several, multiple = isinstance(model, tuple), isinstance(optimizer, tuple)
-    return prepared if several else prepared[0], stepping if multiple else stepping[0], session.loader(loader)
+    manager = manager_of(launched, launched.timeout_seconds(timeout), next(model.parameters()).device.type)
+    return ElasticSession(manager, **chosen)
 
 
 _RETRIES: Final = 1000

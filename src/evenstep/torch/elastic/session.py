@@ -221,7 +221,7 @@ class ElasticSession:
 
     @property
     def counted(self) -> bool:
-        """Whether the last step counted, or the last period; False before the first."""
+        """True if the last step or the last period counted; False before the first."""
         return self._engine is not None and self._engine.counted
 
     # The loader's side.

@@ -60,7 +60,7 @@ class Engine(ABC):
         self.accumulates = False
         """Whether an iteration may consist of several micro-batches."""
         self.window = Window()
-        """Where in them the optimizer steps."""
+        """The places in them where the optimizer steps."""
         self.together = False
         """Whether a framework says that all workers come to this place equally often, between micro-batches too."""
         self._one_at_a_time = ""

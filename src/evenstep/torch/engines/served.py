@@ -1,8 +1,8 @@
 """The server engine: each step pushes gradients to the parameter servers and pulls the current weights."""
 
-import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -73,7 +73,6 @@ class ServedEngine(Engine):
         self._parameters = ServedParameters(
             parameters, layouts, link, waits=not self._overlaps, local=local, wire=served.wire
         )
-        self._nonfinite = NonfiniteGuard(served.nonfinite, tracker, "change" if local else "gradient")
         self._changes = ChangeWatch(list(parameters.values()))
         self._warned = served.clip is not None
         self._state = state
@@ -95,6 +94,8 @@ class ServedEngine(Engine):
             tracker,
             self._parameters,
             self._state,
+            nonfinite=NonfiniteGuard(served.nonfinite, tracker, "change" if local else "gradient"),
+            overlaps=self._overlaps and not local,
             ahead=ahead,
             rejoins=not in_step,
             before_weights=self._parameters.drop_changes,
@@ -120,7 +121,7 @@ class ServedEngine(Engine):
         self._pass.record()
 
     def _give_up(self) -> None:
-        """When workers are in step, drop the batches that were not pushed; nothing of them is committed."""
+        """Drop the batches that were not pushed, where workers are in step; nothing of them is committed."""
         now = self.tracker.iteration
         for batch in tuple(self._pass.held):
             assert now is not None
@@ -288,20 +289,14 @@ class ServedEngine(Engine):
 
     def _exchange(self, now: Iteration, batch: Batch, counted: Sequence[HandedOut]) -> None:
         """Push the gradients of the counted batches, or nothing. This finishes all batches up to `batch`."""
-        self._pass.settle()
-        if self._pass.forfeited(batch):
-            return
         samples = sum(each.piece.samples for each in counted)
-        units = sum(each.piece.samples if each.units is None else each.units for each in counted)
+        self._pass.push(now, batch, partial(self._put, samples), samples=samples, units=units_of_all(counted))
+
+    def _put(self, samples: int) -> float:
         self._parameters.drop_changes()
-        norm = 0.0
-        if samples:
-            norm = self._parameters.put_gradients()
-            if math.isfinite(norm):
-                self._nonfinite.passed()
-            else:
-                self._nonfinite.skip(now, finite=self._parameters.finite())
-                norm, samples = 0.0, 0
-        self._pass.push(now, batch, samples=samples, units=units, norm=norm)
-        if not self._overlaps:
-            self._pass.settle()
+        return self._parameters.put_gradients() if samples else 0.0
+
+
+def units_of_all(batches: Iterable[HandedOut]) -> float:
+    """Return the units of these batches: their samples, or what the script has counted."""
+    return sum(each.piece.samples if each.units is None else each.units for each in batches)

@@ -1,6 +1,5 @@
 """The server engine of local steps: a worker trains alone for a period, and then pushes the change of its model."""
 
-import math
 from typing import Any, Final, final
 
 import torch
@@ -9,7 +8,7 @@ from evenstep.core.activity import Doing
 from evenstep.core.errors import ConfigError
 from evenstep.protocol.optimizer import OptimizerSpec, Options
 from evenstep.schemes import Outer
-from evenstep.torch.engines.served import ServedEngine
+from evenstep.torch.engines.served import ServedEngine, units_of_all
 from evenstep.worker.hand_outs import HandedOut
 
 
@@ -112,16 +111,9 @@ class LocalServedEngine(ServedEngine):
             self._parameters.take_weights()  # Other workers have the samples, so the steps are in vain.
             return
         samples = sum(each.piece.samples for each in counted) if any(each.closed for each in counted) else 0
-        units = sum(each.piece.samples if each.units is None else each.units for each in counted)
-        norm = self._parameters.put_changes() if samples else 0.0
-        if math.isfinite(norm):
-            self._nonfinite.passed()
-        else:
-            self._nonfinite.skip(iteration, finite=True)  # The servers' weights, to which this worker goes back.
+        put = self._parameters.put_changes if samples else float
+        if not self._pass.push(iteration, now.claimed, put, samples=samples, units=units_of_all(counted)):
             self._clean_state()
-            norm, samples = 0.0, 0
-        self._pass.push(iteration, now.claimed, samples=samples, units=units, norm=norm)
-        self._pass.settle()
 
     def _clean_state(self) -> None:
         """Let the script's optimizer go on without the NaNs and infinities in its state."""

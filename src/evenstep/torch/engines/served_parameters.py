@@ -62,7 +62,7 @@ class ServedParameters:
         self._local = local
         self._narrow: list[NarrowMessages] = []
         self._left: list[torch.Tensor | None] = []
-        """What rounding has left out of the pushes so far, by shard."""
+        """The rests that rounding has left out of the pushes so far, by shard."""
         if wire != "float32":
             self._narrow = [NarrowMessages(layout, wire) for layout in layouts]
             for shard, narrow in zip(link.shards, self._narrow, strict=True):
@@ -138,8 +138,8 @@ class ServedParameters:
             parameter.grad = None
 
     def finite(self) -> bool:
-        """True if no parameter holds a NaN or an infinity."""
-        return all_finite(self._all)
+        """True if no parameter holds a NaN or an infinity, or if the servers' weights replace them."""
+        return self._local or all_finite(self._all)
 
     def put_gradients(self) -> float:
         """Prepare the gradients for sending, and return their norm, which is finite only if all gradients are."""

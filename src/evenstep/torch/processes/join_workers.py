@@ -20,7 +20,7 @@ from evenstep.launch.connections import connections
 from evenstep.launch.meeting_place import meet
 from evenstep.launch.store_line import bounded, keeper_of
 from evenstep.torch.processes import forks  # noqa: F401 (what it keeps from forks is made here)
-from evenstep.torch.processes.workers import Workers, place_of
+from evenstep.torch.processes.workers import Workers, new_group, place_of
 
 NAMING_SECONDS: Final = 2.0
 """The time that the survivors of a failed collective have to find out which worker is missing."""
@@ -125,10 +125,9 @@ def _groups(
         dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=limit)
     if count == 1:
         return None, None
-    ranks = None if among is None else dist.get_process_group_ranks(among)
-    new = partial(dist.new_group, ranks, timeout=limit, use_local_synchronization=among is not None)
-    host_group = new(backend=GLOO)
-    return host_group, given or (host_group if backend == GLOO else new(backend=backend))
+    ranks, seconds = dist.get_process_group_ranks(among), limit.total_seconds()
+    host_group = new_group([ranks], GLOO, seconds)
+    return host_group, given or (host_group if backend == GLOO else new_group([ranks], backend, seconds))
 
 
 def _connect(make: Callable[[], _Groups], device: torch.device, store: Store, count: int, limit: timedelta) -> _Groups:

@@ -3,9 +3,7 @@
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from math import prod
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from evenstep.core.backends import GLOO
 from evenstep.core.errors import ConfigError
 from evenstep.launch.connections import connections
-from evenstep.torch.processes.workers import Workers
+from evenstep.torch.processes.workers import Workers, new_group
 from evenstep.worker.peers import Peers
 
 
@@ -66,7 +64,7 @@ def inside_of(mesh: DeviceMesh, data_dims: Sequence[str], timeout_seconds: float
     """
     peers = _peers_in(mesh, data_dims)
     peers = replace(peers, ranks=peers.ranks.reshape(1, peers.count, -1))
-    group = dist.new_group(timeout=timedelta(seconds=timeout_seconds), backend=GLOO)
+    group = new_group([range(dist.get_world_size())], GLOO, timeout_seconds)
     host, rank = socket.gethostname(), dist.get_rank()
     each = Workers(rank=rank, count=dist.get_world_size(), host=host, timeout_seconds=timeout_seconds, host_group=group)
     worker, _ = peers.place_of(rank)
@@ -102,21 +100,12 @@ def among(inside: Workers, place: tuple[int, int], rows: Callable[[torch.Tensor]
 
 def as_replica(processes: Workers, peers: Peers) -> Workers:
     """This process as a peer in a worker. All processes must call it together; they have met and agreed on the mesh."""
-    worker, peer = peers.place_of(processes.rank)
+    worker, _ = peers.place_of(processes.rank)
     each = peers.ranks.reshape(peers.count, -1).T.tolist()
-    limit = timedelta(seconds=processes.timeout_seconds)
-    before = connections().keys()
-
-    def new(backend: Any) -> Any:
-        # By all processes: of what members make alone, the name follows from who they are and how many groups each
-        # has. They would look for each other under unlike names, or at the addresses of a group that is gone.
-        groups = [dist.new_group(ranks, timeout=limit, backend=backend) for ranks in each]
-        return groups[peer]
-
-    host_group = new(GLOO)
-    device_group = host_group
+    seconds, before = processes.timeout_seconds, connections().keys()
+    host_group = device_group = new_group(each, GLOO, seconds)
     if processes.device_group is not processes.host_group:
-        device_group = new(dist.get_backend(processes.device_group))
+        device_group = new_group(each, dist.get_backend(processes.device_group), seconds)
     made = frozenset(connections().keys() - before)
     return replace(
         processes,

@@ -2,8 +2,9 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,11 +72,7 @@ class Workers(Worker):
         return text if self.peers is None else self.peers.named(text)
 
     def leave(self) -> None:
-        """Leave the groups; the others must leave too.
-
-        Those beside a `given_group` stay: torch would give their names, under which the store has their addresses, to
-        the next groups of the same processes.
-        """
+        """Leave the groups; the others must leave too. Those beside a `given_group` stay: see `new_group`."""
         if self.given_group is not None:
             return
         if self.everyone is not None:
@@ -83,6 +80,20 @@ class Workers(Worker):
         for group in {id(group): group for group in (self.host_group, self.device_group)}.values():
             if group is not None:
                 dist.destroy_process_group(group)
+
+
+def new_group(parts: Sequence[Sequence[int]], backend: str, seconds: float) -> dist.ProcessGroup:
+    """Make a process group of each of these parts, of which this process is in one, and return its own.
+
+    All members of all parts must call it together. Where these are all processes, each of them counts the groups, and
+    torch names them by that count. Otherwise torch names a group by its members and by how many groups these have now:
+    once a group is destroyed, the next one of the same members would find its addresses in the store.
+    """
+    some = sum(map(len, parts)) < dist.get_world_size()
+    limit = timedelta(seconds=seconds)
+    groups = [dist.new_group(part, limit, backend, use_local_synchronization=some) for part in parts]
+    own: dist.ProcessGroup = groups[next(n for n, part in enumerate(parts) if dist.get_rank() in part)]
+    return own
 
 
 def place_of(*needed: str, group: dist.ProcessGroup | None = None) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What the loaders of all frameworks on a `Balancer` have in common."""
+"""The common part of the loaders of all frameworks on a `Balancer`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

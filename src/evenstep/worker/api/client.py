@@ -1,7 +1,6 @@
 """`evenstep.Client`: training on parameter servers, for a training loop of any framework."""
 
 import json
-import math
 import os
 import warnings
 import zlib
@@ -148,13 +147,18 @@ class Client(Loop):
             optimizers=(spec,),
         )
         self._link.start(run.encode(), [each.nbytes for each in layouts])
-        self._overlaps = served.exchange == "overlapped"
+        overlaps = served.exchange == "overlapped"
         self._parameters = ArrayParameters(weights, layouts, self._link)
         self._optimizer = _Optimizer(self._link, spec)
-        self._nonfinite = NonfiniteGuard(served.nonfinite, self._tracker)
         self._batch: Batch | None = None
         self._pass = ServedExchange(
-            self._link, self._tracker, self._parameters, self._optimizer, ahead=1 if self._overlaps else 0
+            self._link,
+            self._tracker,
+            self._parameters,
+            self._optimizer,
+            nonfinite=NonfiniteGuard(served.nonfinite, self._tracker),
+            overlaps=overlaps,
+            ahead=1 if overlaps else 0,
         )
 
     @property
@@ -203,17 +207,8 @@ class Client(Loop):
         assert now is not None
         self._tracker.compute_ends()
         taken = self._parameters.taken
-        self._pass.settle()  # Of the push before, if exchanges overlap.
-        if not self._pass.forfeited(batch):
-            samples, norm = now.share.samples, self._parameters.put_gradients(gradients)
-            if math.isfinite(norm):
-                self._nonfinite.passed()
-            else:
-                self._nonfinite.skip(now, finite=self._parameters.finite())
-                samples, norm = 0, 0.0
-            self._pass.push(now, batch, samples=samples, units=samples, norm=norm)
-            if not self._overlaps:
-                self._pass.settle()
+        samples, put = now.share.samples, partial(self._parameters.put_gradients, gradients)
+        self._pass.push(now, batch, put, samples=samples, units=samples)
         self._batch = None
         self._tracker.mark(Doing.STEPPED)
         return self.weights if self._parameters.taken > taken else None

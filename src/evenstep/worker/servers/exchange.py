@@ -1,5 +1,6 @@
 """One worker's exchanges with the servers: claims and weights of a pass, pushes and their answers."""
 
+import math
 import sys
 import time
 import warnings
@@ -16,6 +17,7 @@ from evenstep.core.samples.claims import Claim
 from evenstep.protocol import messages
 from evenstep.protocol.optimizer import Options
 from evenstep.worker.iteration import Iteration
+from evenstep.worker.nonfinite import NonfiniteGuard
 from evenstep.worker.servers.claimed import ClaimedShares
 from evenstep.worker.servers.link import ExpiredError, ServerLink
 from evenstep.worker.tracker import Tracker
@@ -44,6 +46,9 @@ class Parameters(Protocol):
 
     def take_weights(self) -> None:
         """Put the weights that have arrived into the parameters."""
+
+    def finite(self) -> bool:
+        """Return whether the servers' weights, as far as they are known here, hold no NaN and no infinity."""
 
 
 class OptimizerSide(Protocol):
@@ -80,6 +85,8 @@ class ServedExchange:
     worker then drops its claims, which belong to others, and continues with the current weights.
 
     Args:
+        nonfinite: Counts the gradients that are left out.
+        overlaps: Whether a push is answered while the next batch is computed.
         ahead: How many claims to have besides those that were handed out, for data workers to fetch.
         rejoins: Whether this worker may leave a pass and enter it again alone, since no barrier waits for all.
         before_weights: Called at the beginning of a pass, before its first weights arrive.
@@ -104,6 +111,8 @@ class ServedExchange:
         parameters: Parameters,
         state: OptimizerSide,
         *,
+        nonfinite: NonfiniteGuard,
+        overlaps: bool,
         ahead: int,
         rejoins: bool = False,
         before_weights: Callable[[], None] = lambda: None,
@@ -119,6 +128,7 @@ class ServedExchange:
         self._tracker = tracker
         self._parameters = parameters
         self._state = state
+        self._nonfinite, self._overlaps = nonfinite, overlaps
         self._least_ahead = self._ahead = ahead
         self._rejoins = rejoins
         self._before_weights = before_weights
@@ -314,13 +324,33 @@ class ServedExchange:
             self._arrived = answer.version
             self.use_weights()
 
-    def push(self, now: Iteration, batch: Batch, *, samples: int, units: float, norm: float) -> None:
-        """Push the gradient of the batches up to this one, with its norm; 0 samples push no gradient."""
+    def push(self, now: Iteration, batch: Batch, put: Callable[[], float], *, samples: int, units: float) -> bool:
+        """Push the gradient of the batches up to this one, unless their samples belong to other workers by now.
+
+        `put` puts the gradient into its messages and returns its norm; 0 `samples` push none. Returns False if the
+        gradient is left out, because it is not finite.
+
+        Raises:
+            NonfiniteGradientError, DivergedError: See `NonfiniteGuard.skip`.
+        """
+        self.settle()  # Of the push before, if exchanges overlap.
+        if self.forfeited(batch):
+            return True
+        norm = put()
+        if finite := math.isfinite(norm):
+            if samples:
+                self._nonfinite.passed()
+        else:
+            self._nonfinite.skip(now, finite=self._parameters.finite())
+            samples, norm = 0, 0.0
         del self.held[: self.held.index(batch) + 1]
         try:
             self._push(now, batch, samples=samples, units=units, norm=norm)
         except ExpiredError:
             self._restart()
+        if not self._overlaps:
+            self.settle()
+        return finite
 
     def _push(self, now: Iteration, batch: Batch, *, samples: int, units: float, norm: float) -> None:
         self._pushed, self._row = now, self._tracker.meter.row(now)

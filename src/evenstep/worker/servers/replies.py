@@ -27,7 +27,7 @@ class PendingRequest:
 
 @dataclass(slots=True)
 class _Wait:
-    """When an answer was last asked for, when the server last sent anything, and when it last made progress.
+    """The times when an answer was last asked for, and when the server last sent anything and made progress.
 
     A server makes progress as long as its count of events changes.
     """
