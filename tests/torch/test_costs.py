@@ -23,7 +23,7 @@ from evenstep.sim import Log, Scenario, simulate
 from evenstep.telemetry import JsonlRecorder, Silent
 from evenstep.testing.scripted import Scripted
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("costs")]
 
 # 3 workers x 5 = 15 a slice: 5 whole slices, and a last one of 2 that leaves a worker with nothing.
 RUN = Run(samples=77, epochs=2)
