@@ -222,11 +222,14 @@ def _storage(rows):
     """While checkpoints and snapshots are saved and restored."""
     yield "## Storage\n"
     yield _STORAGE_INTRO
-    yield _line(["moment", "fault", "outcome"])
+    yield _line(["moment", "faults", "outcome"])
     yield _line(["---"] * 3)
+    alike = defaultdict(list)
     for launcher, _, moment, what, outcome, _ in rows:
         if launcher == STORAGE:
-            yield _line([moment, what, outcome])
+            alike[moment, outcome].append(what)
+    for (moment, outcome), faults in alike.items():
+        yield _line([moment, ", ".join(faults), outcome])
     yield ""
 
 
