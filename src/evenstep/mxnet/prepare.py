@@ -103,12 +103,12 @@ class Loader(BalancedLoader):
         self._balancer = balancer
         self._trainer = trainer
         self._workers = workers
-        self._replicas = Replicas(
+        replicas = Replicas(
             workers.rows.gather.records,
             lambda: sketches_of({each.name: each.data().asnumpy() for each in trainer._params}),
         )
         ahead = Ahead(partial(_batch, loader), partial(_begin, loader) if loader._num_workers else None)
-        self._batches = ShareBatches(balancer, ahead, f"the step on the last one: {_NO_STEP}", _LOOP)
+        self._batches = ShareBatches(balancer, ahead, f"the step on the last one: {_NO_STEP}", _LOOP, replicas=replicas)
         if loader._num_workers:  # A pool thread that is alive at exit could abort the process.
             atexit.register(loader._worker_pool.join)
             atexit.register(loader._worker_pool.terminate)  # Exit functions registered last run first.
@@ -143,8 +143,6 @@ class Loader(BalancedLoader):
             gradients = [each.list_grad()[0] for each in self._trainer._params if each.grad_req != "null"]
             finite = all(bool(mx.nd.all_finite(each).asscalar()) for each in gradients)  # This waits for the gradients.
             share = self._batches.report(finite=finite)
-            if self._balancer.scheme.period is None:
-                self._replicas.look()
             # Divided here: all must divide alike, and a batch of one sample does not show whether the loss is a mean.
             self._combine(gradients, share.weight / batch_size, summed=self._balancer.scheme.period is None)
             step(1, ignore_stale_grad)

@@ -55,7 +55,6 @@ class Balanced:
         self, workers: Peers, balancer: Balancer, source: Source, *, scaled: bool, prefetch: bool, replicas: Replicas
     ) -> None:
         self.balancer = balancer
-        self._replicas = replicas
         self._workers, self._scaled = workers, scaled
         ahead = Ahead[Any](
             source.batch,
@@ -65,7 +64,7 @@ class Balanced:
         )
         before = f"the step on the last one: {_NO_STEP}, and without prefetch()"
         loop = partial(refused, tf.keras.optimizers.Optimizer, "apply", _refusal) if workers.count > 1 else nullcontext
-        self._batches = ShareBatches(balancer, ahead, before, loop)
+        self._batches = ShareBatches(balancer, ahead, before, loop, replicas=replicas)
         self._epoch: Iterator[Share] = iter(())
         self._loop = self._batches.of(())
 
@@ -164,8 +163,6 @@ class Balanced:
         if not self._batches.due:
             raise ConfigError(f"the optimizer steps without a current batch of the prepared dataset: {_NO_STEP}")
         share = self._batches.report(finite=bool(finite) or self._scaled)
-        if self.balancer.scheme.period is None:
-            self._replicas.look()
         return np.array([share.weight, np.nan if share.average is None else share.average])
 
 

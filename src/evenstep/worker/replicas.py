@@ -1,13 +1,12 @@
 """Compares the workers' replicas of the models: a script may change weights, or how they are stepped, on one alone."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import cos, sqrt
 from typing import Any, Final, final
 
 import numpy as np
 
 from evenstep.core.replicas import Looks, Sketch, require_same_weights
-from evenstep.core.values import FloatArray
 
 PIECE: Final = 2**18
 """The number of elements that are converted to float64 at a time."""
@@ -71,10 +70,8 @@ def sketch(pieces: Iterable[Any], factors: Any, rounding: float) -> Sketch:  # n
 
 def sketches_of(arrays: Mapping[str, Any]) -> dict[str, Sketch]:
     """Return the sketches of NumPy arrays of floating-point numbers, by name."""
-    factors = np.sin(np.arange(1.0, PIECE + 1))
-
-    def pieces(array: Any) -> Iterator[FloatArray]:  # noqa: ANN401 - bfloat16 is not a dtype of NumPy
-        flat = array.ravel()
-        return (flat[at : at + PIECE].astype(np.float64) for at in range(0, flat.size, PIECE))
-
-    return {name: sketch(pieces(each), factors, _ROUNDING[each.itemsize]) for name, each in arrays.items()}
+    factors, found = np.sin(np.arange(1.0, PIECE + 1)), {}
+    for name, each in arrays.items():
+        pieces = np.split(each.ravel(), range(PIECE, each.size, PIECE))
+        found[name] = sketch((piece.astype(np.float64) for piece in pieces), factors, _ROUNDING[each.itemsize])
+    return found

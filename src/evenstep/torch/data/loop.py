@@ -36,8 +36,6 @@ CLOSED: Final = (
 
 Maker: TypeAlias = Callable[[Share, Share], Any]
 """Makes the batch of this part of a share."""
-Cutter: TypeAlias = Callable[[Share], list[Share]]
-"""Cuts a share into the batches that are computed one after the other."""
 
 
 @final
@@ -310,7 +308,7 @@ class BatchLoop(ABC):
                 " loop first"
             )
 
-    def _begin_loop(self) -> tuple[Ledger | OwnShares, Shares, Maker, Cutter | None]:
+    def _begin_loop(self) -> tuple[Ledger | OwnShares, Shares, Maker, Callable[[Share], list[Share]] | None]:
         bound, peeked = self._started, self._peeked
         bound.engine.begin_loop(self._origin)
         if peeked or self._left:

@@ -1,7 +1,6 @@
 """The model of a replica: its gradients are summed over the members of the quorum while backward computes."""
 
 from collections.abc import Callable
-from typing import TypeAlias
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -13,8 +12,6 @@ from evenstep.launch.c10d import GradBucket
 from evenstep.torch.engines.sharded import BackwardEnd, SumsShards, weigh_shards
 from evenstep.torch.model import is_sharded, unwrapped
 from evenstep.torch.processes.workers import Workers
-
-Reduce: TypeAlias = Callable[[GradBucket], torch.futures.Future[torch.Tensor]]
 
 
 def whole(model: torch.nn.Module, *, alone: bool) -> torch.nn.Module:
@@ -41,7 +38,9 @@ def whole(model: torch.nn.Module, *, alone: bool) -> torch.nn.Module:
     return unwrapped(model)
 
 
-def summing(module: torch.nn.Module, reduce: Reduce) -> DistributedDataParallel:
+def summing(
+    module: torch.nn.Module, reduce: Callable[[GradBucket], torch.futures.Future[torch.Tensor]]
+) -> DistributedDataParallel:
     """Return the model in a DistributedDataParallel whose buckets `reduce` takes."""
     # As torchft does: the group is not used, and with unused parameters the buckets are never arranged anew, which
     # would be different on a replica that joins later.

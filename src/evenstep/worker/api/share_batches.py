@@ -10,6 +10,7 @@ from evenstep.core.values import IntArray
 from evenstep.worker.api.ahead import Ahead
 from evenstep.worker.api.balancer import Balancer
 from evenstep.worker.api.share import Share
+from evenstep.worker.replicas import Replicas
 
 
 @final
@@ -22,6 +23,7 @@ class ShareBatches:
         before: What a batch was asked for before, if its predecessor was not reported, and what to do.
         loop: The context of a loop over the batches.
         indices_of: Returns the indices of a share's batch; its second argument says whether the batch is only planned.
+        replicas: The weights that all workers have alike where they sum gradients; None if the caller compares them.
 
     Attributes:
         current: The share of the last batch, as reported if it was; None before the first.
@@ -35,11 +37,13 @@ class ShareBatches:
         before: str,
         loop: Callable[[], AbstractContextManager[None]] = nullcontext,
         indices_of: Callable[[Share, bool], IntArray] = lambda share, planned: share.indices,
+        replicas: Replicas | None = None,
     ) -> None:
         self.current: Share | None = None
         self.due = False
         self._balancer, self._ahead = balancer, ahead
         self._before, self._indices_of, self._loop = before, indices_of, loop
+        self._replicas = replicas if balancer.scheme.period is None else None
         self._handed = 0.0
 
     def of(self, shares: Iterable[Share]) -> Generator[Any]:
@@ -57,9 +61,12 @@ class ShareBatches:
     def report(self, *, finite: bool, apart: float = 0.0) -> Share:
         """Report that the gradient of the batch is complete; returns its share with the weights to use.
 
-        `apart`: seconds since the batch that are not its compute. The errors are those of `Balancer.report`.
+        `apart`: seconds since the batch that are not its compute. The errors are those of `Balancer.report`, and a
+        DisagreementError if the workers' weights have parted.
         """
         self._balancer.report(max(time.perf_counter() - self._handed - apart, 0.0), finite=finite)
         self.due, self.current = False, self._balancer.share
         assert self.current is not None
+        if self._replicas is not None:
+            self._replicas.look()
         return self.current
