@@ -13,7 +13,7 @@ from evenstep.report.summary import summarise
 
 SCRIPT = """
 import os, pathlib, signal, sys, time
-import torch
+import support.lean_torch, torch
 import evenstep
 
 torch.manual_seed(0)

@@ -205,9 +205,8 @@ def test_a_real_run_is_summed_up_as_json(tmp_path, capfd):
 
 
 SCRIPT = """
-import torch
+import support.lean_torch, torch
 import evenstep
-from support import lean_torch
 
 torch.manual_seed(0)
 data = torch.utils.data.TensorDataset(torch.randn(96, 4), torch.randn(96, 1))

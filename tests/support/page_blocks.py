@@ -23,6 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
+import support.lean_torch  # noqa: F401
 from evenstep.core.load.shares import shares_of
 from evenstep.core.sync import Command, Push
 from evenstep.core.sync.roster import Roster, commit_alone
@@ -78,11 +79,11 @@ def names():
     }  # fmt: skip
 
 
-def names_of_any_framework(stack):
+def names_of_any_framework(block, stack):
     """What a worker of another framework has: collectives, an optimizer, gradients, and servers."""
     rank = dist.get_rank()
-    started = None
-    if rank == 0:
+    started = None, None
+    if rank == 0 and "servers=addresses" in block:
         servers = stack.enter_context(evenstep.start_servers("ssp:bound=3", workers=4))
         started = (servers.addresses, servers.secret)
     told = [started]
@@ -121,13 +122,14 @@ def run(page, stack):
     """Run the blocks one after the other. What a block defines by `class` or `def` is there for those after it."""
     defined = {}
     for number, block in enumerate(blocks_of(page)):
-        given = names_of_any_framework(stack) if page == "any-framework.md" else names()
+        given = names_of_any_framework(block, stack) if page == "any-framework.md" else names()
         if not re.search(r"evenstep\.(prepare|Session)\(", block) and re.search(
             r"\b(session|loader|checkpoint)\.", block
         ):
             given = prepared(given)
         space = {**given, **defined, "__name__": "page"}
-        exec(compile(block, f"{page}, block {number}", "exec"), space)
+        if "with evenstep.start_servers" not in block or os.environ["RANK"] == "0":  # One process starts them.
+            exec(compile(block, f"{page}, block {number}", "exec"), space)
         defined |= {name: value for name, value in space.items() if getattr(value, "__module__", "") == "page"}
     print(f"{number + 1} blocks of {page} ran", flush=True)
 

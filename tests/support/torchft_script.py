@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
 torch.manual_seed(0)
-inputs = torch.randn(960, 4)
+inputs = torch.randn(240, 4)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=12, shuffle=True)

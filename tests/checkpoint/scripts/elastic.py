@@ -10,9 +10,9 @@ import signal
 import sys
 from pathlib import Path
 
+import support.lean_torch  # noqa: F401
 import torch
 import torch.distributed as dist
-from support import lean_torch  # noqa: F401
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep

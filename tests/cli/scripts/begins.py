@@ -5,8 +5,8 @@ import os
 import sys
 from pathlib import Path
 
+import support.lean_torch  # noqa: F401
 import torch
-from support import lean_torch  # noqa: F401
 from support.told_speeds import told
 from torch.utils.data import DataLoader, TensorDataset
 

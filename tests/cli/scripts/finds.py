@@ -3,8 +3,8 @@
 import resource
 import sys
 
+import support.lean_torch  # noqa: F401
 import torch
-from support import lean_torch  # noqa: F401
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep

@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 
+import support.lean_torch  # noqa: F401
 import torch
-from support import lean_torch  # noqa: F401
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep

@@ -8,8 +8,8 @@ import signal
 import sys
 import time
 
+import support.lean_torch  # noqa: F401
 import torch
-from support import lean_torch  # noqa: F401
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep

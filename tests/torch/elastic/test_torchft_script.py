@@ -17,7 +17,7 @@ pytestmark = pytest.mark.multiprocess
 
 SCRIPT = Path(__file__).parents[2] / "support" / "torchft_script.py"
 CHANGES = {
-    "import sys\n": "import sys\nfrom evenstep.integrations.torchft import ElasticSession\n",
+    "import sys\n": "import sys\nimport support.lean_torch\nfrom evenstep.integrations.torchft import ElasticSession\n",
     "manager = Manager(\n": "manager = Manager(\n    use_async_quorum=False,\n",
     "model = DistributedDataParallel(manager, model)\n": "session = ElasticSession(manager, global_batch_size=24)\n",
     "optimizer = Optimizer(manager, optimizer)\n": "model, optimizer, loader ="
@@ -88,7 +88,7 @@ def test_a_script_with_its_own_manager_adopts_evenstep_in_four_lines(tmp_path, p
     assert codes == [0] * 2 * processes, said
     last = {text.splitlines()[-1] for text in said}
     assert len(last) == 1
-    assert last.pop().startswith("steps 80 weight")
+    assert last.pop().startswith("steps 20 weight")
 
 
 def test_a_replica_of_several_processes_without_a_mesh_is_refused(tmp_path):
