@@ -4,6 +4,7 @@ A habit is a function of a `Run`, of what makes the Accelerator, and of the batc
 numbers to compare. Without evenstep one process trains on the global batch, with plain Accelerate (`alone`).
 """
 
+import gc
 import os
 import tempfile
 from dataclasses import replace
@@ -90,6 +91,7 @@ def attempt(habit, run, make):
     finally:
         for accelerator in made:
             accelerator.free_memory()
+        gc.freeze()  # What was imported when needed: to free memory is to collect.
 
 
 def loader_of(run, batch, **options):

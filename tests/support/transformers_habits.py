@@ -123,7 +123,6 @@ def of(trainer):
 def every(schemes, more):
     """What each habit comes to, and each of `more`, alone (on one worker) and under each scheme; an error is text."""
     found = alone([*EXACT, *ROUNDED, *more])
-    gc.freeze()  # What the libraries have imported when needed: they collect at the end of each training.
     as_launched()
     for scheme, options in schemes.items():
         for habit in (*EXACT, *ROUNDED, *more, *MISTAKES):
@@ -155,6 +154,7 @@ def attempt(habit, *, alone, options):
             if not alone:
                 dist.barrier()  # Before the folder goes.
             forget()
+            gc.freeze()  # What was imported when needed: each training collects at its end.
 
 
 # Losses.
