@@ -206,7 +206,7 @@ def learn_words(model, optimizer, batches, context=contextlib.nullcontext):
 
 
 def train_language_model(run, names, sequence):
-    """In sequence parallelism, with a loss on parts; or blocks that are compiled, keep no activations, fused Adam."""
+    """In sequence parallelism, with a loss on parts; or a compiled block, blocks without activations, fused Adam."""
     mesh, model, data_dims = mesh_of(names), language_model(run), tuple(name for name in names if name != "tp")
     within, head = {"up": ColwiseParallel(), "down": RowwiseParallel()}, ColwiseParallel(output_layouts=Replicate())
     plan = {"4": head}
@@ -219,8 +219,8 @@ def train_language_model(run, names, sequence):
     parallelize_module(model, mesh["tp"], plan)
     for block in model[1:3]:
         parallelize_module(block, mesh["tp"], within)
-        if not sequence:
-            block.keeps = False
+        block.keeps = sequence
+        if not sequence and block is model[2]:
             block.compile(backend="aot_eager")
         fully_shard(block, mesh=mesh[data_dims])
     optimizer = torch.optim.Adam(fully_shard(model, mesh=mesh[data_dims]).parameters(), lr=0.01, fused=not sequence)
