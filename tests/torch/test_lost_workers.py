@@ -111,9 +111,9 @@ def on_host(host, path, *words):
     script(path, *words)
 
 
-def started(place, fault, timeout, hosts=(None, None)):
+def started(place, fault, timeout, hosts=(None, None), scheme="bsp"):
     """Two workers, of which worker 0 meets this fault in iteration 7."""
-    words = (SCRIPT, 0, 7, fault, "bsp", timeout)
+    words = (SCRIPT, 0, 7, fault, scheme, timeout)
     for rank, host in enumerate(hosts):
         environment = {**place, "WORLD_SIZE": "2", "RANK": str(rank)}
         if host is not None:
@@ -145,9 +145,8 @@ def test_a_run_starts_again_where_its_first_worker_was_stopped():
     assert "; all workers start again (1 of 1)\n" in said
 
 
-@pytest.mark.parametrize("scheme", ["lb-bsp", "local-sgd:period=4"])
-def test_a_stopped_worker_is_named_long_before_the_timeout_and_the_run_starts_again(scheme):
-    words = ("run", "--workers", 3, "--heartbeat", 2, "--max-restarts", 1, SCRIPT, 1, 7, "SIGSTOP", scheme, 6000)
+def test_a_stopped_worker_is_named_long_before_the_timeout_and_the_run_starts_again():
+    words = ("run", "--workers", 3, "--heartbeat", 2, "--max-restarts", 1, SCRIPT, 1, 7, "SIGSTOP", "lb-bsp", 6000)
     with Started(evenstep, *words) as launcher:
         printed, said = launcher.communicate()
     assert launcher.returncode == 0, said
@@ -158,9 +157,10 @@ def test_a_stopped_worker_is_named_long_before_the_timeout_and_the_run_starts_ag
     )
 
 
-def test_a_stopped_worker_that_keeps_the_store_is_named_by_workers_on_its_machine():
+@pytest.mark.parametrize("scheme", ["bsp", "local-sgd:period=4"])
+def test_a_stopped_worker_that_keeps_the_store_is_named_by_workers_on_its_machine(scheme):
     place = {**faults.meeting_place(), **LaunchSettings(heartbeat_seconds=2.0).to_environment()}
-    first, second = started(place, "SIGSTOP", 6000)
+    first, second = started(place, "SIGSTOP", 6000, scheme=scheme)
     with first, second:
         _, said = second.communicate()
     assert second.returncode == 1

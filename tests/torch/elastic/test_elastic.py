@@ -102,7 +102,7 @@ def test_a_checkpoint_of_one_replica_is_where_other_replicas_begin(split, tmp_pa
     assert require_as_alone(run, replace(second, steps=first.steps + second.steps)) == 7 * [3] + 17 * [2]
 
 
-@pytest.mark.parametrize("split", [("tp",), ("shard",), ("shard", "tp")])
+@pytest.mark.parametrize("split", [("shard",), ("shard", "tp")])
 def test_replicas_of_several_processes(split):
     """One process of a replica dies, and the replica with it. Of a sharded one, each process has its own samples."""
     faults = {(0, 4): "kill in backward", (1, 10): "raise", (0, 16): "kill before step", (2, 22): "kill after step"}
