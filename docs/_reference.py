@@ -55,18 +55,23 @@ def _module(name):
     if name == "evenstep.schemes":
         own = import_module(name)
         blocks[: len(first)] = [
-            block + _parameters(getattr(own, each)) for each, block in zip(first, blocks, strict=False)
+            block + _parameters(getattr(own, each), each.replace("_", "-"))
+            for each, block in zip(first, blocks, strict=False)
         ]
     about = "{show_root_heading: false, show_root_toc_entry: false, members: false}"
     return "\n".join([f"# {name}\n", f"::: {name}\n    options: {about}\n", *blocks])
 
 
-def _parameters(recipe):
-    """What follows the block of a recipe: the help of its parameters, which is in their annotations."""
+def _parameters(recipe, scheme):
+    """What follows the block of a recipe: the help of its parameters, which is in their annotations, and its page."""
     text = recipe.__doc__.partition("\nArgs:\n")[2]
     found = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", text, re.MULTILINE)
     shown = "".join(f"* **`{name}`**: {' '.join(help.split())}\n" for name, help in found)
-    return f"    options: {{show_signature_annotations: false}}\n\n**Parameters:**\n\n{shown}"
+    page = "batch-sizes" if scheme == "static" else scheme
+    return (
+        f"    options: {{show_signature_annotations: false}}\n\n**Parameters:**\n\n{shown}\n"
+        f"Equations and commands: [{scheme}](../schemes/{page}.md).\n"
+    )
 
 
 def _tree(name):
