@@ -23,24 +23,23 @@ class Looks:
 
     All workers step on the same gradients, so a difference neither grows nor vanishes by itself, and a look now and
     then finds it.
+
+    Attributes:
+        at: The next iteration to look in, or in the first one after it.
     """
 
     def __init__(self) -> None:
-        self._left, self._interval = 0, 1
+        self.at, self._interval = 0, 1
 
-    def due(self) -> bool:
-        """Return whether to look in this iteration; called once in each.
+    def follow(self, iteration: int) -> None:
+        """Choose the next iteration after a look in this one.
 
         >>> looks = Looks()
-        >>> [iteration for iteration in range(4000) if looks.due()]
-        [0, 2, 6, 14, 30, 62, 126, 254, 510, 1022, 2022, 3022]
+        >>> [looks.follow(looks.at) or looks.at for _ in range(11)]
+        [2, 6, 14, 30, 62, 126, 254, 510, 1022, 2022, 3022]
         """
-        if self._left:
-            self._left -= 1
-            return False
         self._interval = min(2 * self._interval, _LONGEST)
-        self._left = self._interval - 1
-        return True
+        self.at = iteration + self._interval
 
 
 def require_same_weights(told: Sequence[Sequence[Sketch]], names: Sequence[str], remedy: str) -> None:

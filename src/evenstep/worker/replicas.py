@@ -18,6 +18,9 @@ _ROUNDING: Final = {2: 2.0**-7, 4: 2.0**-23, 8: 2.0**-52}
 class Replicas:
     """This worker's replicas, whose weights are to be those of the other workers.
 
+    Attributes:
+        looks: Says when to look.
+
     Args:
         records: Returns the records of all workers, by rank, given this worker's; all must call it together.
         sketches: Returns the sketches of the weights that all workers must have alike, by name.
@@ -31,11 +34,12 @@ class Replicas:
         remedy: str = "also the learning rate, which may follow no loss of one worker's batch",
     ) -> None:
         self._records, self._sketches, self._remedy = records, sketches, remedy
-        self._looks = Looks()
+        self.looks = Looks()
 
-    def look(self) -> None:
-        """Compare the weights in some iterations; all workers call it in each, before the optimizer steps."""
-        if self._looks.due():
+    def look(self, iteration: int) -> None:
+        """Compare the weights if it is time; all workers call it in the same iterations, before the optimizer steps."""
+        if iteration >= self.looks.at:
+            self.looks.follow(iteration)
             self.compare()
 
     def compare(self) -> None:

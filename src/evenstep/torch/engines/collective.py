@@ -472,8 +472,8 @@ class CollectiveEngine(Engine):
                 self.workers.peers.require_same_batches(rows[:, -1])
             if self._told is not None:
                 self._told.shares.hear(extra[:, 0])
-            if self._replicas is not None:
-                self._replicas.look()
+            if self._replicas is not None and now.number >= self._replicas.looks.at:
+                self._replicas.look(now.number)
             if self._scale is not None and self._scale.looks:
                 self._end_looks(self._scale)
         except EvenstepError as error:

@@ -44,6 +44,7 @@ class ShareBatches:
         self._balancer, self._ahead = balancer, ahead
         self._before, self._indices_of, self._loop = before, indices_of, loop
         self._replicas = replicas if balancer.scheme.period is None else None
+        self._reports = 0
         self._handed = 0.0
 
     def of(self, shares: Iterable[Share]) -> Generator[Any]:
@@ -68,5 +69,6 @@ class ShareBatches:
         self.due, self.current = False, self._balancer.share
         assert self.current is not None
         if self._replicas is not None:
-            self._replicas.look()
+            self._replicas.look(self._reports)
+            self._reports += 1
         return self.current
