@@ -8,7 +8,7 @@ import cmath
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast, final
 
@@ -99,7 +99,9 @@ class CollectiveEngine(Engine):
         guards = workers.count > 1 and self._sums_to_one and scheme.nonfinite != "spread"
         self._left_out = LeftOut(scheme.nonfinite, tracker, self._models) if guards else None
         sketches, remedy = partial(sketches_of, models), "decide by loader.mean_over_workers, draw from one seed"
-        self._replicas = Replicas(self._records, sketches, remedy) if workers.host_group is not None else None
+        self._replicas = (
+            Replicas(partial(gather, workers), sketches, remedy) if workers.host_group is not None else None
+        )
         if self._alone:
             for model in self._models:
                 model.apply_by_itself()
@@ -473,7 +475,8 @@ class CollectiveEngine(Engine):
             if self._told is not None:
                 self._told.shares.hear(extra[:, 0])
             if self._replicas is not None and now.number >= self._replicas.looks.at:
-                self._replicas.look(now.number)
+                with self.meeting():
+                    self._replicas.look(now.number)
             if self._scale is not None and self._scale.looks:
                 self._end_looks(self._scale)
         except EvenstepError as error:
@@ -495,10 +498,6 @@ class CollectiveEngine(Engine):
             except RuntimeError as error:
                 self._fail(error)
 
-    def _records(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-        with self.meeting():
-            return gather(self.workers, record)
-
     def _end_looks(self, scale: LossScale) -> None:
         if scale.ends():
             with self.meeting():
@@ -510,7 +509,8 @@ class CollectiveEngine(Engine):
         if self._replicas is None:
             return
         try:
-            self._replicas.compare()
+            with self.meeting():
+                self._replicas.compare()
         except EvenstepError as error:
             self._fail(error)
             raise
