@@ -1,5 +1,8 @@
 """Scripts that change something on worker 1 alone."""
 
+import gc
+import weakref
+
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
@@ -152,6 +155,23 @@ def go_on_after_it():
         except evenstep.EvenstepError:
             errors += 1
     return steps, errors
+
+
+def let_go():
+    """Whether the engine of a closed run is gone as soon as nothing of the script refers to it, with no collector."""
+    gc.disable()
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(*data()), batch_size=8)
+    prepared, optimizer, loader = evenstep.prepare(model, optimizer, loader, timeout=60.0)
+    with loader:
+        for features, labels in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(prepared(features), labels).backward()
+            optimizer.step()
+    engine = weakref.ref(loader.engine)
+    del prepared, optimizer, loader
+    return engine() is None
 
 
 def by_hand():

@@ -35,6 +35,11 @@ def test_a_script_that_passes_over_the_error_steps_no_more():
     assert results(run_workers(replicas.go_on_after_it, replicas.WORKERS)) == [(0, 2)] * 3
 
 
+def test_a_script_that_lets_go_of_a_closed_run_ends_it():
+    # The summary is printed then; a process that is killed, as Ray's workers are, collects no more garbage.
+    assert results(run_workers(replicas.let_go, replicas.WORKERS)) == [True] * 3
+
+
 def test_gradients_that_a_script_sets_by_hand_are_refused():
     for said, iteration in results(run_workers(replicas.by_hand, replicas.WORKERS)):
         assert "no backward of a prepared model has summed" in said

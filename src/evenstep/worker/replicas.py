@@ -1,6 +1,7 @@
 """Compares the workers' replicas of the models: a script may change weights, or how they are stepped, on one alone."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from math import cos, sqrt
 from typing import Any, Final, final
 
@@ -12,6 +13,7 @@ PIECE: Final = 2**18
 """The number of elements that are converted to float64 at a time."""
 _ROUNDING: Final = {2: 2.0**-7, 4: 2.0**-23, 8: 2.0**-52}
 """The relative rounding error by the bytes of a number; of two bytes, that of bfloat16."""
+_NOTHING: Final = nullcontext()
 
 
 @final
@@ -36,20 +38,23 @@ class Replicas:
         self._records, self._sketches, self._remedy = records, sketches, remedy
         self.looks = Looks()
 
-    def look(self, iteration: int) -> None:
+    def look(self, iteration: int, meeting: AbstractContextManager[None] = _NOTHING) -> None:
         """Compare the weights if it is time; all workers call it in the same iterations, before the optimizer steps."""
         if iteration >= self.looks.at:
             self.looks.follow(iteration)
-            self.compare()
+            self.compare(meeting)
 
-    def compare(self) -> None:
-        """Compare the weights; all workers must call it together.
+    def compare(self, meeting: AbstractContextManager[None] = _NOTHING) -> None:
+        """Compare the weights, if there are any; all workers call it together, and wait for each other in `meeting`.
 
         Raises:
             DisagreementError: They differ by more than rounding explains.
         """
         own = self._sketches()
-        told = self._records({"weights": list(own.values())})
+        if not own:
+            return
+        with meeting:
+            told = self._records({"weights": list(own.values())})
         require_same_weights([each["weights"] for each in told], list(own), self._remedy)
 
 

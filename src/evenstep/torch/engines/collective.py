@@ -98,10 +98,11 @@ class CollectiveEngine(Engine):
         self._scale = LossScale(workers, by_norms=by_norms, sharded=sharded) if looks else None
         guards = workers.count > 1 and self._sums_to_one and scheme.nonfinite != "spread"
         self._left_out = LeftOut(scheme.nonfinite, tracker, self._models) if guards else None
-        sketches, remedy = partial(sketches_of, models), "decide by loader.mean_over_workers, draw from one seed"
-        self._replicas = (
-            Replicas(partial(gather, workers), sketches, remedy) if workers.host_group is not None else None
-        )
+        self._replicas: Replicas | None = None
+        if workers.host_group is not None:
+            remedy = "decide by loader.mean_over_workers, draw from one seed"
+            # A method of the engine would keep it in a cycle, and the run's summary comes when the engine goes.
+            self._replicas = Replicas(partial(gather, workers), partial(sketches_of, models), remedy)
         if self._alone:
             for model in self._models:
                 model.apply_by_itself()
@@ -475,8 +476,7 @@ class CollectiveEngine(Engine):
             if self._told is not None:
                 self._told.shares.hear(extra[:, 0])
             if self._replicas is not None and now.number >= self._replicas.looks.at:
-                with self.meeting():
-                    self._replicas.look(now.number)
+                self._replicas.look(now.number, self.meeting())
             if self._scale is not None and self._scale.looks:
                 self._end_looks(self._scale)
         except EvenstepError as error:
@@ -509,8 +509,7 @@ class CollectiveEngine(Engine):
         if self._replicas is None:
             return
         try:
-            with self.meeting():
-                self._replicas.compare()
+            self._replicas.compare(self.meeting())
         except EvenstepError as error:
             self._fail(error)
             raise
