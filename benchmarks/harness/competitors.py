@@ -11,7 +11,8 @@ from pathlib import Path
 
 QUOTA, PERIOD = 5_000, 10_000
 """Microseconds: half a core, in periods short against an iteration."""
-_GROUPS = Path("/sys/fs/cgroup/cpu")
+GROUPS = Path("/sys/fs/cgroup/cpu")
+"""The folder of the control groups of version 1."""
 # It dies with the worker that started it, even while it is stopped.
 _BURN = """
 import ctypes, os, signal
@@ -54,7 +55,7 @@ class Quota:
     """A quota of half a core for this whole process, in a control group of its own."""
 
     def __init__(self):
-        self._folder = _GROUPS / f"evenstep-benchmark-{os.getpid()}"
+        self._folder = GROUPS / f"evenstep-benchmark-{os.getpid()}"
         self._folder.mkdir()
         self._write("cpu.cfs_period_us", PERIOD)
         self._write("cgroup.procs", os.getpid())
@@ -63,7 +64,7 @@ class Quota:
         self._write("cpu.cfs_quota_us", QUOTA if on else -1)
 
     def end(self):
-        (_GROUPS / "cgroup.procs").write_text(str(os.getpid()))
+        (GROUPS / "cgroup.procs").write_text(str(os.getpid()))
         self._folder.rmdir()
 
     def _write(self, name, value):
@@ -85,9 +86,9 @@ def competitor(kind, core):
 
 def why_no_quota():
     """Why this process cannot have a quota; None where it can."""
-    if not (_GROUPS / "cpu.cfs_quota_us").exists():
+    if not (GROUPS / "cpu.cfs_quota_us").exists():
         return "no control groups of version 1 for cpu are mounted at /sys/fs/cgroup/cpu"
-    if not os.access(_GROUPS, os.W_OK):
+    if not os.access(GROUPS, os.W_OK):
         return "only root may set a quota"
     return None
 
