@@ -104,7 +104,7 @@ def advise(
 ) -> Advice:
     """Simulate the schemes on these machines and choose one.
 
-    The gain of a scheme is its samples/s over those of plain training, both simulated on the same iterations. The pick
+    The gain of a scheme is its samples/s divided by plain training's, both simulated on the same iterations. The pick
     is the exact scheme with the largest gain, if that is 2 % or more. A stale scheme is also named if it processes 10 %
     more than the pick: of those within 3 % of the fastest, the one with the least staleness.
 

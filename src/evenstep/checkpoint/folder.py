@@ -102,7 +102,7 @@ class CheckpointFolder:
                     shutil.rmtree(self.path / old, ignore_errors=True)
 
     def abandon(self) -> None:
-        """Release the lock, and remove the checkpoint that was begun if it was not finished."""
+        """Release the lock, and remove an unfinished checkpoint."""
         if self._begun is not None:
             shutil.rmtree(self._begun, ignore_errors=True)
         if self._lock is not None:

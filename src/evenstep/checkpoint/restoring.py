@@ -43,7 +43,7 @@ def restore(
     """Continue from the newest whole checkpoint, on any number of workers. All workers must call it together.
 
     Call it after `prepare` and before the first loop, which then continues in mid-epoch: `for epoch in
-    range(loader.epoch, epochs)`. The checkpoint's global batch size and seed override those of this start, with a
+    range(loader.epoch, epochs)`. The checkpoint's global batch size and seed override the values given now, with a
     warning. Every file is compared with what was written. A damaged checkpoint is left out, and the one before it is
     used, with a warning. A warning also says if the weights are not finite, and which checkpoint has finite ones.
 

@@ -33,7 +33,7 @@ class CheckpointWriter(FileSystemWriter):
     """Writes the files of one checkpoint. Once all workers have, worker 0 gives it its name.
 
     Args:
-        folder: Where worker 0 has begun the checkpoint.
+        folder: The folder of the checkpoint, which worker 0 has begun.
         name: Its name.
         manifest: The content of its manifest, besides the fingerprints of the files.
         keep: The number of newest checkpoints to keep.

@@ -110,7 +110,7 @@ CAPACITY: Final = Quantity(
 )
 """In bytes."""
 SHARE: Final = Quantity(description="share", example="5 %", units=MappingProxyType({"%": Decimal("1e-2")}))
-"""As a fraction: 5 % is 0.05."""
+"""A fraction: 0.05 is 5 %."""
 
 
 @final

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, final
 
 _ALIKE: Final = 1.05  # Smaller differences are not told of.
-_LASTING_ITERATIONS: Final = 3  # Shorter slowness is noise to whoever reads of it.
+_LASTING_ITERATIONS: Final = 3  # Shorter slowness is noise, and is not reported.
 
 
 @final

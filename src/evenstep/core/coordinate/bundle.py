@@ -20,7 +20,7 @@ class CombinedPush(NamedTuple):
 
 
 class _Gathered(NamedTuple):
-    """A worker's push; `number` is that of the combined push in which it was passed on."""
+    """A worker's push; `number` identifies the combined push in which it was passed on."""
 
     samples: int
     units: float
