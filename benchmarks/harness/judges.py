@@ -101,6 +101,9 @@ JUDGES = {
     "steady": EMULATED,
     "stragglers": (*SIMULATED, *SERVED, "core/groups", "server/group"),
     "time_to_accuracy": SIMULATED,
+    "two_unequal_hosts": (
+        *SIZES, *WORKERS, "examples/ddp_evenstep.py", "report/account", "worker/summary.py",
+    ),
     "updates_to_target": (*SIZES, *WORKERS, "cli/demonstration/setting.py", "cli/demonstration/train.py"),
     "weigh_where": (),
     "wire": (

@@ -24,8 +24,8 @@ Start a training script on several workers, as torchrun does, under any scheme.
 The script needs the one line evenstep.prepare. All arguments of torchrun keep their names and meaning (torchrun --help
 lists them) and stand before the script, as the options below do; what follows the script is the script's own.
 
-The exit code is 0 if the run finished, on parameter servers also if workers were lost, which are named. If it failed, the
-first worker that failed gives the code, 128 + N for signal N. A wrong argument gives 2."""
+The exit code is 0 if the run finished, on parameter servers also if workers were lost, which are named. If it failed,
+the first worker that failed gives the code, 128 + N for signal N. A wrong argument gives 2."""
 _FRAMEWORKS = ("jax", "mxnet", "tensorflow")
 _EXAMPLE = "evenstep run --workers 4 --scheme lb-bsp --slow 3=4x train.py --epochs 10"
 
