@@ -13,7 +13,6 @@ from xml.sax.saxutils import escape
 
 from window import Window, same_window
 
-from evenstep.core.errors import ConfigError
 from evenstep.report.overview import overview_of
 from evenstep.report.recorded import RecordedRun, read_run
 
@@ -22,7 +21,7 @@ _LEFT, _RIGHT = 172, 36
 _LANE, _LANE_GAP = 26, 7
 _TOP, _PANEL_HEAD, _PANEL_GAP, _FOOT = 96, 34, 30, 46
 _SLOW_FROM = 1.5
-"""A worker that needs this many times the others' seconds per sample is drawn as the slow one."""
+"""A worker that needs this many times the others' seconds per sample is named as the slow one."""
 
 _STYLE: Final = """
     svg { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
@@ -55,36 +54,28 @@ _STYLE: Final = """
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """A run, and what is said beside its scheme's name."""
+    """A run, the part of it that is shown, and what is said beside its scheme's name."""
 
     run: RecordedRun
+    window: Window
     caption: str
 
 
-def timeline_svg(panels: Sequence[Panel], *, title: str, subtitle: str, iterations: int = 6) -> str:
-    """One lane per worker, with what it computed and how long it waited in `iterations` iterations in a row.
+def timeline_svg(panels: Sequence[Panel], *, title: str, subtitle: str) -> str:
+    """One lane per worker, with what it computed and how long it waited; all panels have the same axis of time.
 
-    All panels show the same iterations on the same axis of time; give the slowest scheme first. The empty end of a
-    later panel is the time that its scheme saves. The iterations are ordinary ones: those whose durations in all runs
-    come closest to the medians.
-
-    Raises:
-        ConfigError: The runs have no such stretch of iterations in common.
+    Give the slowest scheme first. The empty end of a later panel is the time that its scheme saves.
     """
-    windows = same_window([panel.run for panel in panels], iterations)
-    if windows is None:
-        raise ConfigError(f"the runs have no {iterations} full iterations in a row in common: let them run for longer")
-    return _Drawing(panels, windows).svg(title, subtitle)
+    return _Drawing(panels).svg(title, subtitle)
 
 
 @final
 class _Drawing:
     """Collects the elements from top to bottom."""
 
-    def __init__(self, panels: Sequence[Panel], windows: Sequence[Window]) -> None:
+    def __init__(self, panels: Sequence[Panel]) -> None:
         self._panels = panels
-        self._windows = windows
-        self._longest = max(window.seconds for window in windows)
+        self._longest = max(panel.window.seconds for panel in panels)
         self._scale = (_WIDTH - _LEFT - _RIGHT) / (self._longest * 1.01)
         self._parts: list[str] = []
         self._y = float(_TOP)
@@ -95,15 +86,17 @@ class _Drawing:
         self._text(24, 58, subtitle, "text")
         self._legend(24, 80)
         bottom = (
-            _TOP + sum(self._panel_height(window) for window in self._windows) + _PANEL_GAP * (len(self._windows) - 1)
+            _TOP
+            + sum(self._panel_height(panel.window) for panel in self._panels)
+            + _PANEL_GAP * (len(self._panels) - 1)
         )
         self._grid(bottom)
         # Where a run does not tell, its workers are taken to be as slow as in another.
         overviews = [overview_of("", panel.run) for panel in self._panels]
         slow = [{each.worker: each.slowdown for each in run.summary.workers if each.slowdown} for run in overviews]
         known = next(filter(None, slow), {})
-        for panel, window, own in zip(self._panels, self._windows, slow, strict=True):
-            self._panel(panel, window, own or known)
+        for panel, own in zip(self._panels, slow, strict=True):
+            self._panel(panel, own or known)
             self._y += _PANEL_GAP
         height = bottom + _FOOT
         return "\n".join(
@@ -128,11 +121,11 @@ class _Drawing:
     def _x(self, seconds: float) -> float:
         return _LEFT + seconds * self._scale
 
-    def _panel(self, panel: Panel, window: Window, slow: Mapping[int, float]) -> None:
+    def _panel(self, panel: Panel, slow: Mapping[int, float]) -> None:
         self._text(24, self._y + 18, panel.run.scheme, "name")
-        self._text(_LEFT, self._y + 18, panel.caption, "text")
+        self._text(max(_LEFT, 48 + 9 * len(panel.run.scheme)), self._y + 18, panel.caption, "text")
         top = self._y + _PANEL_HEAD
-        for lane, (worker, spans) in enumerate(window.lanes.items()):
+        for lane, (worker, spans) in enumerate(panel.window.lanes.items()):
             y = top + lane * (_LANE + _LANE_GAP)
             self._text(24, y + 17, f"worker {worker}", "label")
             slowdown = slow.get(worker, 1.0)
@@ -140,12 +133,12 @@ class _Drawing:
                 factor = f"{slowdown:.1f}x slower".replace(".0x", "x")
                 self._text(_LEFT - 12, y + 17, factor, "small", anchor="end")
             for span in spans:
-                kind = "slow" if slowdown >= _SLOW_FROM else "fast"
+                kind = "slow" if span.slow else "fast"
                 self._box(span.compute_began, span.compute_ended, y, kind, str(span.samples))
                 self._box(span.compute_ended, span.wait_ended, y, "wait")
                 self._box(span.wait_ended, span.ended, y + _LANE / 2 - 2, "rest", height=4)
-        self._y = top + len(window.lanes) * (_LANE + _LANE_GAP) - _LANE_GAP
-        self._saving(window, (top + self._y) / 2)
+        self._y = top + len(panel.window.lanes) * (_LANE + _LANE_GAP) - _LANE_GAP
+        self._saving(panel.window, (top + self._y) / 2)
 
     def _saving(self, window: Window, y: float) -> None:
         """What lies between the end of this scheme and the end of the slowest."""
@@ -191,6 +184,7 @@ class _Drawing:
             x += 25 + 6.6 * len(meaning) + 20
 
     def _box(self, begin: float, end: float, y: float, kind: str, text: str = "", height: int = _LANE) -> None:
+        begin, end = max(begin, 0.0), min(end, self._longest)
         x, width = self._x(begin), (end - begin) * self._scale
         if width <= 0.2:
             return
@@ -224,9 +218,15 @@ CAPTIONS: Final = {
 
 if __name__ == "__main__":
     runs = [read_run(Path(argument)) for argument in sys.argv[1:]]
+    windows = same_window(runs, 6)
+    if windows is None:
+        sys.exit("the runs have no 6 full iterations in a row in common: let them run for longer")
     print(
         timeline_svg(
-            [Panel(run=run, caption=CAPTIONS.get(run.scheme, "")) for run in runs],
+            [
+                Panel(run=run, window=window, caption=CAPTIONS.get(run.scheme, ""))
+                for run, window in zip(runs, windows, strict=True)
+            ],
             title="The same six iterations, with and without waiting for the slowest worker",
             subtitle="Four workers, one of them four times slower (emulated); same seed, same samples, same"
             " mathematics. Measured by evenstep demo.",
