@@ -68,9 +68,12 @@ def _parameters(recipe, scheme):
     found = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", text, re.MULTILINE)
     shown = "".join(f"* **`{name}`**: {' '.join(help.split())}\n" for name, help in found)
     page = "batch-sizes" if scheme == "static" else scheme
+    picture = (
+        "" if scheme == "static" else f"![Four workers under {scheme}, in virtual time](../images/{scheme}.svg)\n\n"
+    )
     return (
         f"    options: {{show_signature_annotations: false}}\n\n**Parameters:**\n\n{shown}\n"
-        f"Equations and commands: [{scheme}](../schemes/{page}.md).\n"
+        f"Equations and commands: [{scheme}](../schemes/{page}.md).\n\n{picture}"
     )
 
 
