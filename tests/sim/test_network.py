@@ -84,10 +84,10 @@ def test_sums_within_a_host_or_without_links_are_free():
     for workers in (['host = "a"'] * 3, ["", "", ""]):
         assert network(workers).all_reduce_seconds("ring") == 0.0
         assert network(workers).all_reduce_seconds("tree") == 0.0
-        assert network(workers).two_hops_seconds(0.5) == 0.0
         assert network(workers).small_exchange_seconds() == 0.0
 
 
-def test_on_a_narrow_wire_parts_cross_the_links_apart_and_sums_go_around_a_ring():
+def test_if_hosts_sum_first_each_sends_as_one_worker():
     pairs = network(['host = "a"'] * 2 + ['host = "b"'] * 2)
-    assert pairs.two_hops_seconds(0.5) == pytest.approx(0.5 * (2 * 2 + 3) * 0.010 / 4 + 4 * 0.002)
+    assert pairs.all_reduce_seconds("ring", by_host=True) == pytest.approx(2 * (0.010 / 2 + 0.002))
+    assert pairs.all_reduce_seconds("ring", by_host=True, narrowing=0.5) == pytest.approx(2 * (0.005 / 2 + 0.002))

@@ -235,11 +235,10 @@ def _communication(scenario: Scenario) -> Callable[[int], float]:
     """The seconds of an exchange of so many fragments, one by one, after the last worker is ready."""
     scheme = scenario.scheme
     network = Network(scenario.cluster, message_bytes=(scenario.message_bytes or 0) / scheme.fragments)
-    outer = scheme.outer
-    if outer is None or outer.wire == "float32":
-        seconds = network.all_reduce_seconds(scenario.all_reduce)
-    else:
-        seconds = network.two_hops_seconds(NARROWING[outer.wire])
+    narrowing = 1.0 if scheme.outer is None else NARROWING[scheme.outer.wire]
+    # Models, but not those under way while workers compute, are summed on each host first.
+    by_host = scheme.period is not None and not scheme.delay
+    seconds = network.all_reduce_seconds(scenario.all_reduce, by_host=by_host, narrowing=narrowing)
     # Speeds are exchanged meanwhile, or afterwards if blocking.
     besides = network.small_exchange_seconds() if scheme.exchange == "blocking" else 0.0
     return lambda fragments: fragments * seconds + scenario.exchange_seconds + besides

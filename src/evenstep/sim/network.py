@@ -1,7 +1,6 @@
 """Times of sums over all workers, and of messages to and from servers over shared links."""
 
 import math
-from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal, final
@@ -79,35 +78,25 @@ class Network:
         size = self._whole_bytes if whole else self.shard_bytes
         return max([_carry(sender, receiver, size, now) for sender, receiver in self._pulls[worker]], default=now)
 
-    def all_reduce_seconds(self, kind: Literal["ring", "tree"]) -> float:
+    def all_reduce_seconds(
+        self, kind: Literal["ring", "tree"], *, by_host: bool = False, narrowing: float = 1.0
+    ) -> float:
         """The seconds in which all workers sum their gradients, after the last of them is ready.
 
         A ring passes through each host once: 2 (n - 1) steps with 1/n of the bytes each, at the pace of the slowest
-        link. A tree of hosts sums on the way up and passes the sum down: 2 ceil(log2 hosts) steps with all bytes.
+        link, where n is the number of workers, or of hosts if these sum `by_host` first. A tree of hosts sums on the
+        way up and passes the sum down: 2 ceil(log2 hosts) steps with all bytes. The part `narrowing` of them travels.
         """
         hosts = len(set(self._slots))
         links = [link for link in self._links if link is not None]
         if hosts < 2 or not links:
             return 0.0
         seconds_per_byte = max(8 / link.bits_per_second for link in links)
+        seconds = self._bytes * narrowing * seconds_per_byte
         if kind == "ring":
-            workers = len(self._slots)
-            return 2 * (workers - 1) * (self._bytes / workers * seconds_per_byte + self._hop_seconds())
-        return 2 * math.ceil(math.log2(hosts)) * (self._bytes * seconds_per_byte + self._hop_seconds())
-
-    def two_hops_seconds(self, narrowing: float) -> float:
-        """The seconds of a sum on a narrow wire, with this part of the bytes.
-
-        Each worker sends 1/n of them to each other worker, through its host's link, and sums go around a ring.
-        """
-        hosts, workers = Counter(self._slots), len(self._slots)
-        links = {slot: link for slot, link in zip(self._slots, self._links, strict=True) if link is not None}
-        if len(hosts) < 2 or not links:
-            return 0.0
-        pace = {slot: 8 / link.bits_per_second for slot, link in links.items()}
-        apart = max(hosts[slot] * (workers - hosts[slot]) * each for slot, each in pace.items())
-        ring = (workers - 1) * max(pace.values())
-        return (apart + ring) * self._bytes * narrowing / workers + workers * self._hop_seconds()
+            members = hosts if by_host else len(self._slots)
+            return 2 * (members - 1) * (seconds / members + self._hop_seconds())
+        return 2 * math.ceil(math.log2(hosts)) * (seconds + self._hop_seconds())
 
     def small_exchange_seconds(self) -> float:
         """The seconds in which each worker sends a few bytes to all others."""

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -31,7 +30,7 @@ from evenstep.torch.engines.averages import (
     step_outer,
 )
 from evenstep.torch.engines.engine import UNSETTLED, Engine
-from evenstep.torch.engines.narrow import NarrowSum
+from evenstep.torch.engines.hierarchical_sum import HierarchicalSum
 from evenstep.torch.engines.reports import ReportExchange
 from evenstep.torch.processes.liveness import Liveness
 from evenstep.torch.processes.workers import Workers
@@ -69,9 +68,9 @@ class LocalEngine(Engine):
         # The model that all workers had in common when the period of each parameter began.
         self._began: dict[torch.Tensor, torch.Tensor] = {}
         self._apart = False
-        self._narrow = None
-        if self._outer is not None and self._outer.wire != "float32" and workers.device_group is not None:
-            self._narrow = NarrowSum(self._outer.wire, workers.device_group)
+        self._sums = None
+        if workers.device_group is not None:
+            self._sums = HierarchicalSum(workers, "float32" if self._outer is None else self._outer.wire)
         self._nonfinite = None if scheme.nonfinite == "spread" else NonfiniteGuard(scheme.nonfinite, tracker)
         self._models = models
         self._optimizers = optimizers
@@ -283,10 +282,10 @@ class LocalEngine(Engine):
         if arrived is not None:
             for chunk, flat in arrived.sums:
                 split(flat.div_(arrived.total.to(flat.device)), chunk)
-        elif self.workers.device_group is not None:
-            if self._narrow is not None:
-                tensors = self._average_changes(fragment, tensors, list(stepped.values()), weight, self._narrow)
-            average(tensors, weight, partial(dist.all_reduce, group=self.workers.device_group))
+        elif self._sums is not None:
+            if self._sums.narrows:
+                tensors = self._average_changes(fragment, tensors, list(stepped.values()), weight, self._sums)
+            average(tensors, weight, self._sums.add_up)
         if self._outer is not None:
             step_outer(self._outer, self._optimizers[0], stepped, self._began)
         for parameter, mine in zip(stepped.values(), own, strict=False):
@@ -299,7 +298,7 @@ class LocalEngine(Engine):
         tensors: Sequence[torch.Tensor],
         stepped: Sequence[torch.Tensor],
         weight: float,
-        narrow: NarrowSum,
+        sums: HierarchicalSum,
     ) -> list[torch.Tensor]:
         """Replace these parameters by where the mean of the workers' changes leads; returns the other tensors."""
         trained, began = (
@@ -310,8 +309,8 @@ class LocalEngine(Engine):
         for number, chunk in enumerate(chunks(trained)):
             pairs = list(zip(chunk, starts, strict=False))
             flat = torch.cat([(now - start).reshape(-1).float() for now, start in pairs])
-            mean = narrow.sum((fragment, number), flat.mul_(weight) if weight else flat.zero_())
-            parts = torch.split(mean, [each.numel() for each in chunk])
+            sums.changes((fragment, number), flat.mul_(weight) if weight else flat.zero_())
+            parts = torch.split(flat, [each.numel() for each in chunk])
             for (parameter, start), part in zip(pairs, parts, strict=True):
                 parameter.copy_(start + part.view_as(start))
         places = {each.data_ptr() for each in trained}

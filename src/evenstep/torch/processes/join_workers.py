@@ -59,7 +59,8 @@ def join_workers(
     rank, count = place_of("MASTER_ADDR", "MASTER_PORT", group=process_group)
     if count == 1 and dist.is_initialized():
         return alone
-    own = {**asked, "device": device.type, "backend": _backend_of(device), "machine": _machine(), "pid": os.getpid()}
+    place = {"host": host, "machine": _machine(), "pid": os.getpid()}
+    own = {**asked, "device": device.type, "backend": _backend_of(device), **place}
     name = "" if process_group is None or process_group is dist.group.WORLD else process_group.group_name
     store, told = meet(rank, count, timeout_seconds, asked=own, group=name)
     devices, backends = [str(each["device"]) for each in told], [str(each["backend"]) for each in told]
@@ -86,6 +87,7 @@ def join_workers(
         store=store,
         machines=tuple(each["machine"] for each in told),
         pids=tuple(each["pid"] for each in told),
+        hosts=tuple(each["host"] + each["machine"] for each in told),
         connections=frozenset(connections().keys() - before),
     )
 

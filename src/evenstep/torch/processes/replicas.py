@@ -113,6 +113,7 @@ def as_replica(processes: Workers, peers: Peers) -> Workers:
         count=peers.count,
         host_group=host_group,
         device_group=device_group,
+        hosts=tuple(processes.hosts[rank] for rank in next(part for part in each if processes.rank in part)),
         peers=peers,
         everyone=replace(processes, peers=peers, connections=processes.connections | made),
     )

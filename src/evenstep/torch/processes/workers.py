@@ -29,6 +29,7 @@ class Workers(Worker):
         on_host: Whether all workers train on the CPU, over Gloo.
         store: The store in which the workers met and show that they are alive, if they have groups.
         machines: The machine of each worker, if they have groups; `pids` are valid between workers of one machine.
+        hosts: What tells the host of each worker from others, if they have groups.
         connections: The inodes of the connections of groups that were made here.
         meet: Exchanges this worker's record for those of all workers, if there are no groups.
         rows: Stacks this worker's tensor with those of all workers, if they come and go, so that there are no groups.
@@ -45,6 +46,7 @@ class Workers(Worker):
     store: Store | None = None
     machines: tuple[str, ...] = ()
     pids: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
     connections: frozenset[int] = frozenset()
     meet: Callable[[bytes], list[bytes]] | None = None
     rows: Callable[[torch.Tensor], torch.Tensor] | None = None
