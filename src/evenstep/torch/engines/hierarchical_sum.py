@@ -41,7 +41,7 @@ class HierarchicalSum:
             backend, seconds = dist.get_backend(group), workers.timeout_seconds
             self._inside = new_group(list(hosts.values()), backend, seconds)
             group = new_group([first, others], backend, seconds)
-        self._group = group
+        self._group, self._stays = group, self._inside is None or workers.given_group is not None
         self._narrow = None if wire == "float32" else NarrowSum(wire, group)
 
     @property
@@ -62,6 +62,12 @@ class HierarchicalSum:
         assert self._narrow is not None
         narrow = self._narrow
         self._over_hosts(vector, lambda own: own.copy_(narrow.sum(key, own)))
+
+    def close(self) -> None:
+        """Leave the groups made here; all workers must. Beside a given group they stay: see `new_group`."""
+        if not self._stays:
+            for group in (self._inside, self._group):
+                dist.destroy_process_group(group)
 
     def _over_hosts(self, vector: torch.Tensor, between: Callable[[torch.Tensor], object]) -> None:
         if self._inside is not None:

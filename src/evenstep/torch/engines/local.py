@@ -158,6 +158,11 @@ class LocalEngine(Engine):
         with self.tracker.activity.waiting():  # Afterwards the script continues without asking for a batch.
             self._end_iteration(meet=self.unsettled is not None)
 
+    def close(self) -> None:
+        if self._sums is not None:
+            self._sums.close()
+        super().close()
+
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Drop the gradients if the batch is a copy of another worker's sample."""
         self.check_batch(optimizer)
