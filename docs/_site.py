@@ -99,6 +99,9 @@ def on_page_markdown(markdown, page, config, files):
             link[0] if known is None else link[1] + relpath(target, join("/", own, "..").lstrip("/") or ".") + link[3]
         )
 
+    if own.startswith("schemes/"):  # The reference says what each of them does.
+        there = f"../reference/evenstep.schemes.md#evenstep.schemes.{Path(own).stem.replace('-', '_')}"
+        markdown = markdown.replace("**Parameters.**", f"**[Parameters]({there}).**")
     ends = [(found.start(), found.end()) for found in CODE.finditer(markdown)]
     inside = lambda link: any(start <= link.start() < end for start, end in ends)  # noqa: E731
     return LINK.sub(lambda link: link[0] if inside(link) else placed(link), markdown)

@@ -3,7 +3,9 @@
 python docs/images/schemes.py
 """
 
+import re
 import tempfile
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -32,9 +34,13 @@ count = 3
 device = "one"
 disturb = ["slow"]
 """
-_FOR_A_WHILE, _LASTING = (12, 16), (0, 1000)
+_BRIEFLY, _FOR_A_WHILE, _LASTING = (12, 15), (12, 16), (0, 1000)
 """The worker's iterations in which it is slow."""
-_SLOW: Final = {_FOR_A_WHILE: "three times slower for four iterations", _LASTING: "three times slower"}
+_SLOW: Final = {
+    _BRIEFLY: "three times slower for three iterations",
+    _FOR_A_WHILE: "three times slower for four iterations",
+    _LASTING: "three times slower",
+}
 PICTURES: Final = {
     "bsp": (("bsp",), _FOR_A_WHILE, "All wait for the slowest"),
     "lb-bsp": (("bsp", "lb-bsp"), _FOR_A_WHILE, "Sizes follow speeds, one iteration later"),
@@ -51,8 +57,9 @@ PICTURES: Final = {
     ),
     "asp": (("bsp", "asp"), _FOR_A_WHILE, "Nobody waits"),
     "ssp": (("bsp", "ssp:bound=2"), _FOR_A_WHILE, "Fast workers run at most two iterations ahead"),
-    "dssp": (("bsp", "dssp:lower=1,upper=6"), _FOR_A_WHILE, "The bound lies between one iteration and six"),
+    "dssp": (("ssp:bound=1", "dssp:lower=1,upper=6"), _BRIEFLY, "Fast workers may run on if they then wait less"),
     "grouped": (("bsp", "grouped:groups=2"), _FOR_A_WHILE, "Only the slow worker's group waits for it"),
+    "periods": (("asp", "asp:period=4,steps=speed"), _LASTING, "Nobody waits, and local steps need fewer messages"),
 }
 
 
@@ -76,12 +83,20 @@ def drawn(name: str) -> str:
                 )
             (run,) = map(read_run, runs.iterdir())
             window = between(run, _FROM, _SECONDS)
-            panels.append(Panel(run=run, window=window, caption=_caption(window)))
+            panels.append(Panel(run=run, window=window, caption=_caption(window), steps=_steps(scheme)))
     return timeline_svg(
         panels,
         title=f"{name}: {title[0].lower()}{title[1:]}",
         subtitle=f"Four workers, of which worker 3 is {_SLOW[slow]}; global batch {_BATCH}. Simulated.",
     )
+
+
+def _steps(scheme: str) -> Callable[[int], int]:
+    """The local steps that make up so many samples of a worker's period."""
+    if "steps=speed" in scheme:  # Whole batches of the loader's.
+        return lambda samples: samples * 4 // _BATCH
+    period = re.search(r"period=(\d+)", scheme)
+    return lambda _: int(period[1]) if period else 1
 
 
 def _caption(window: Window) -> str:

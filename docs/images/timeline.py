@@ -5,7 +5,7 @@ python docs/images/timeline.py runs/bsp runs/lb-bsp > docs/images/bsp-vs-lb-bsp.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
@@ -45,6 +45,7 @@ _STYLE: Final = """
     .end { stroke: var(--soft); stroke-dasharray: 4 4; }
     .grid { stroke: var(--grid); }
     .axis { stroke: var(--soft); }
+    .cut { stroke: var(--card); stroke-width: 1.5; }
     .fast { fill: var(--fast); } .slow { fill: var(--slow); } .rest { fill: var(--rest); }
     .wait { fill: url(#hatch); }
     .back { fill: var(--wait); } .line { stroke: var(--hatch); stroke-width: 1.6; }
@@ -54,11 +55,15 @@ _STYLE: Final = """
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """A run, the part of it that is shown, and what is said beside its scheme's name."""
+    """A run, the part of it that is shown, and what is said beside its scheme's name.
+
+    `steps` is the number of local steps in so many samples of an iteration.
+    """
 
     run: RecordedRun
     window: Window
     caption: str
+    steps: Callable[[int], int] = lambda _: 1
 
 
 def timeline_svg(panels: Sequence[Panel], *, title: str, subtitle: str) -> str:
@@ -134,7 +139,14 @@ class _Drawing:
                 self._text(_LEFT - 12, y + 17, factor, "small", anchor="end")
             for span in spans:
                 kind = "slow" if span.slow else "fast"
-                self._box(span.compute_began, span.compute_ended, y, kind, str(span.samples))
+                steps = panel.steps(span.samples)
+                size = f"{steps} x {span.samples // steps}" if steps > 1 else str(span.samples)
+                self._box(span.compute_began, span.compute_ended, y, kind, size)
+                each = (span.compute_ended - span.compute_began) / steps
+                for cut in (span.compute_began + each * step for step in range(1, steps)):
+                    if 0 < cut < self._longest:
+                        self._line("cut", self._x(cut), self._x(cut), y, y + 5)
+                        self._line("cut", self._x(cut), self._x(cut), y + _LANE - 5, y + _LANE)
                 self._box(span.compute_ended, span.wait_ended, y, "wait")
                 self._box(span.wait_ended, span.ended, y + _LANE / 2 - 2, "rest", height=4)
         self._y = top + len(panel.window.lanes) * (_LANE + _LANE_GAP) - _LANE_GAP
@@ -156,15 +168,11 @@ class _Drawing:
         step = _nice_step(self._longest * 1000)
         for tick in range(0, int(self._longest * 1000 * 1.01) + 1, step):
             x = self._x(tick / 1000)
-            self._parts.append(
-                f'  <line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP + 26}" y2="{bottom + 6:.1f}"/>'
-            )
+            self._line("grid", x, x, _TOP + 26, bottom + 6)
             self._text(x, bottom + 22, f"{tick}", "small", anchor="middle")
-        self._parts.append(
-            f'  <line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{bottom + 6:.1f}" y2="{bottom + 6:.1f}"/>'
-        )
+        self._line("axis", _LEFT, _WIDTH - _RIGHT, bottom + 6, bottom + 6)
         x = self._x(self._longest)
-        self._parts.append(f'  <line class="end" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP + 26}" y2="{bottom + 6:.1f}"/>')
+        self._line("end", x, x, _TOP + 26, bottom + 6)
         self._text(24, bottom + 22, "milliseconds", "small")
 
     def _line(self, kind: str, x1: float, x2: float, y1: float, y2: float) -> None:

@@ -6,7 +6,10 @@ from support.page_blocks import DOCS
 IMAGES = DOCS / "images"
 
 
-@pytest.mark.parametrize("name", ["bsp", "lb-bsp", "dbs", "local-sgd", "diloco", "asp", "ssp", "dssp", "grouped"])
+NAMES = ["bsp", "lb-bsp", "dbs", "local-sgd", "diloco", "asp", "ssp", "dssp", "grouped", "periods"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_the_picture_of_a_scheme_is_what_the_simulator_does(name, monkeypatch):
     monkeypatch.syspath_prepend(IMAGES)
     drawn = run_path(str(IMAGES / "schemes.py"))["drawn"]

@@ -22,7 +22,7 @@ _MAX_NAME = 300
 
 SUBCOMMANDS: Final = {
     "demo": "train on real data with a slow worker, and see what balancing gains",
-    "export": "give a run's events to Perfetto, TensorBoard or Prometheus",
+    "export": "give a run's events to Perfetto, TensorBoard, Prometheus or OpenTelemetry",
     "plan": "say which scheme is best on these machines, and what it gains",
     "report": "show what happened in runs, on one page that needs no network",
     "run": "start a training script on several workers, under any scheme",

@@ -178,8 +178,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--scheme",
         metavar="SCHEME",
-        help="such as bsp, lb-bsp or lb-bsp:predictor=ema, or a recipe of your own, such as my_module:my_recipe"
-        " (default: what the script says, else lb-bsp)",
+        help="bsp, lb-bsp, dbs, local-sgd, diloco, asp, ssp, dssp or grouped, with parameters such as lb-bsp:multiple=8"
+        "; or a recipe of your own, such as my_module:my_recipe (default: what the script says, else lb-bsp)",
     )
     add(
         "--batch-sizes",

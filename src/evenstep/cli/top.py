@@ -19,9 +19,9 @@ from evenstep.telemetry import ROLES, RunTail, Tail, event_files
 
 _POLL_SECONDS: Final = 0.5  # As often as a reader can take in new figures.
 _DESCRIPTION: Final = """\
-Watch a run: for each worker its throughput, its speed (samples per second of pure compute), its batch, what part of its
-time is waiting, input and communication, and whether it is still there; what sizes gained, which worker is slow, why,
-and what it costs. All figures are of each worker's latest 50 iterations, the gain of 1,000. Ctrl-C ends it.
+Watch a run: each worker's samples/s, its speed (samples per second of pure compute), its batch, how much of its time is
+waiting, input and communication, and whether it is still there; what the sizes gained, which worker is slow, why, and
+what that costs. All figures are of each worker's latest 50 iterations, the gain of 1,000. Ctrl-C ends it.
 
 The run directory is what --run-dir of evenstep run names, or run_dir of prepare; it may still be empty."""
 

@@ -84,7 +84,7 @@ def lb_bsp(
         " worker's times and solves for the sizes with which all finish together, `pairwise` moves samples from the"
         " slowest worker to the fastest.",
     ] = "experts",
-    exchange: Annotated[Literal["overlapped", "blocking"], "See `Scheme`."] = "overlapped",
+    exchange: Annotated[Literal["overlapped", "blocking"], "Speeds travel with gradients, or after."] = "overlapped",
     nonfinite: NonfiniteSum = "skip",
     micro_batch: MicroBatch = None,
     minimum: Minimum = None,

@@ -82,7 +82,7 @@ def workers_table(overview: RunOverview) -> Table:
     """A row per worker."""
     all_costs = sum(each.cost or 0.0 for each in overview.summary.workers)
     return Table(
-        caption="Workers; time per sample is that over the median of the others', at equal sizes",
+        caption="Workers. Time per sample: over the others' median, at equal sizes",
         rows=[
             {"worker": overview.marked(each.worker)}
             | _worker(each, all_costs)
