@@ -158,7 +158,9 @@ def test_one_workers_device_becomes_a_cluster_file_that_describes_it(tmp_path, c
 def test_one_worker_has_a_speed_and_nothing_to_compare(capfd):
     assert main(["plan", "--largest", "512", "--", str(SCRIPTS / "trains.py"), "12"]) == 0
     said = capfd.readouterr()
-    assert "A global batch of 240 samples fits" in said.out  # The whole data set, although the worker holds more.
+    # Which nobody wants to train with, although the worker holds it.
+    assert "A global batch of 240 samples is the whole data set, and fits" in said.out
+    assert "To train with it" not in said.out
     assert "One worker waits for no other: give --workers to compare schemes." in said.out
     assert "trains.py at ever larger batches; what it trains is not kept" in said.err
 

@@ -34,9 +34,11 @@ def show_survey(console: Console, survey: Survey, *, kept: Path | None) -> None:
     more = any(each.more for each in survey.workers)
     fits, together = ("fits", f"{survey.together} or more") if more else ("uses every device fully", survey.together)
     use = f"global_batch_size={size})" if kept is None else f'global_batch_size="auto") with --run-dir {kept}'
+    then = f" To train with it: prepare(..., {use}."
+    if size == survey.length:
+        fits, then = "is the whole data set, and fits", ""
     console.print(
-        f"A global batch of {size} {unit} {fits}, with sizes by speed; all hold {together}. To train with it:"
-        f" prepare(..., {use}.",
+        f"A global batch of {size} {unit} {fits}, with sizes by speed; all hold {together}.{then}",
         soft_wrap=True,
         markup=False,
     )

@@ -85,6 +85,7 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         workers: The workers, by rank.
         global_batch_size: The script's global batch size, in samples, or a size that fits if it does not.
+        length: The number of samples in the data set; 0 if it was not recorded.
         largest_global_batch: The largest, but no more than the data set, whose parts by speed all workers hold.
         by_cost: Whether samples differ in cost; sizes then count average samples.
         iteration_seconds: Median seconds of an iteration with the script's global batch.
@@ -97,6 +98,7 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     by_cost: bool
     iteration_seconds: float
     gradient_bytes: int
+    length: int = 0
 
     @property
     def together(self) -> int:

@@ -203,6 +203,7 @@ class Surveyor:
                 ),
                 global_batch_size=self._global_batch_size,
                 largest_global_batch=min(search.global_batch_size, self._length),
+                length=self._length,
                 by_cost=self._costs is not None,
                 iteration_seconds=median(self._iteration_seconds[_WARM_UP:] or [0.0]),
                 gradient_bytes=sum(
