@@ -70,6 +70,7 @@ class ServedRun:
         self._overlaps = scheme.served.exchange == "overlapped"
         self._ahead = int(self._overlaps) if scenario.ahead is None else scenario.ahead
         self._minimum = int(scenario.problem.minimum[0])
+        self._micro_batch = scheme.micro_batch
         self._costs = scenario.sample_costs()
         self._slots = [VirtualSlot(number, SimulatedWorker(number)) for number in range(len(scenario.cluster))]
         for group in () if self._free else scenario.group_servers:
@@ -198,10 +199,10 @@ class ServedRun:
         if slot.idle_since is not None:
             slot.done.idle_seconds += now - slot.idle_since
             slot.idle_since = None
-        claim = slot.computing = slot.claims.popleft()
+        claim = slot.computing = slot.claims.pop(0)
         slot.done.last_batch_size = samples = claim.samples
         batch = samples if samples >= self._minimum else batch_of(samples, self._minimum)
-        amounts = batches_in(batch, self._scenario.scheme.micro_batch)
+        amounts = batches_in(batch, self._micro_batch)
         largest = amounts[0]
         slot.load = batch
         if self._costs is not None:
@@ -281,7 +282,7 @@ class ServedRun:
             slot.blocked_since = now
 
     def _arrive(self, slot: VirtualSlot, now: float) -> None:
-        arrival = slot.arrival
+        arrival, slot.arrival = slot.arrival, None
         assert arrival is not None
         slot.arrived_at = now
         if self._log is not None:
@@ -336,12 +337,14 @@ class ServedRun:
             self._log.tally(now, saved=self._saved)
 
     def _commit(self, update: Apply) -> None:
-        self._fruitless_joins = 0
+        self._fruitless_joins, staleness = 0, update.staleness
         for (worker, _, _), _ in update.pushes:
             slot = self._slots[worker]
-            slot.commit = update  # Recorded with the iteration that it commits.
-            slot.staleness += update.staleness
-            slot.done.largest_staleness = max(slot.done.largest_staleness, update.staleness)
+            if self._log is not None:
+                slot.commit = update  # Recorded with the iteration that it commits.
+            slot.staleness += staleness
+            if staleness > slot.done.largest_staleness:
+                slot.done.largest_staleness = staleness
 
     def _send_answer(self, answer: Answer, now: float) -> None:
         slot = self._slots[answer.worker]

@@ -1,7 +1,6 @@
 """The state of each worker in a simulated run on servers: its place in the loop, and its sums so far."""
 
 import math
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import final
@@ -61,7 +60,7 @@ class VirtualSlot:
     here_since: float | None = None
     leaves_at: float = math.inf
     # The loop.
-    claims: deque[Claim] = field(default_factory=deque)
+    claims: list[Claim] = field(default_factory=list)
     computing: Claim | None = None
     computed: Claim | None = None
     asking: bool = False

@@ -5,7 +5,6 @@ the next event. The coordinator knows workers by rank, and no processes, connect
 not grow with the workers, unless it concerns all: start or end of a pass, a whole barrier, new groups.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from typing import cast, final
 
@@ -128,7 +127,6 @@ class Coordinator:
         commands = self._stop(worker, now)
         self._awaited.discard(worker)
         state.ahead = ahead
-        state.answered = deque(state.answered, maxlen=1 + ahead)
         if number < self.passes.number:
             commands.append(self._answer(worker, True))
             return commands + self._go_on(now)
@@ -178,8 +176,8 @@ class Coordinator:
             raise ProtocolError(f"worker {worker} asked for more samples than those that it computes on")
         state.ahead = max(ahead, state.ahead)
         if len(state.claims) <= state.ahead:
-            self._hand_out([worker])
-        claims, state.fresh = tuple(state.fresh), []
+            self._hand_out([state])
+        claims, state.fresh = state.fresh, ()
         return [Given(worker, claims)]
 
     def rest(
@@ -277,7 +275,7 @@ class Coordinator:
                 for regroup in [each for each in decided if type(each) is Regroup]:
                     self.sizes.regroup(regroup.groups)
                     commands.append(regroup)
-            self._hand_out([each.worker for each in decided if type(each) is Release])
+            self._hand_out([self._workers[each.worker] for each in decided if type(each) is Release])
             further: list[Command] = []
             for command in decided:
                 if type(command) is Commit:
@@ -317,15 +315,16 @@ class Coordinator:
         self.samples += arrival.samples
         return arrival.key, arrival.version, samples_seen
 
-    def _hand_out(self, wanting: Sequence[int]) -> None:
-        hand_out([self._workers[each] for each in wanting], self.claims, self.sizes, in_step=self._in_step)
+    def _hand_out(self, wanting: Sequence[JoinedWorker]) -> None:
+        hand_out(wanting, self.claims, self.sizes, in_step=self._in_step)
 
     def _answer(self, worker: int, over: bool, release: Release | None = None) -> Answer:
         state = self._workers[worker]
-        claims, state.fresh = tuple(state.fresh), []
+        claims, state.fresh = state.fresh, ()
         state.waits = False
         whole = over or not state.answered
         state.answered.append((self.version, self.samples))
+        del state.answered[: -1 - state.ahead]
         if over:
             self.passes.leave(worker)
         return Answer(worker, claims, over, whole, self.version, release)

@@ -2,10 +2,10 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Final, cast, final
+from typing import Final, Self, cast, final
 
 import numpy as np
+from msgspec import Struct
 
 from evenstep.core.errors import ProtocolError
 from evenstep.core.samples.pass_costs import MAX_RANGES, ClaimBounds, PassCosts
@@ -16,17 +16,17 @@ Range = tuple[int, int]
 
 
 @final
-@dataclass(slots=True, unsafe_hash=True)
-class Claim:
+class Claim(Struct, frozen=True, gc=False):
     """The positions, `samples` many, that one worker alone computes on; `number` names the claim within its epoch."""
 
-    number: Final[int]
-    ranges: Final[tuple[Range, ...]]
-    samples: int = field(init=False, compare=False, default=0)
+    number: int
+    ranges: tuple[Range, ...]
+    samples: int
 
-    def __post_init__(self) -> None:
-        for start, stop in self.ranges:
-            self.samples += stop - start
+    @classmethod
+    def of(cls, number: int, ranges: tuple[Range, ...]) -> Self:
+        """The claim of these positions."""
+        return cls(number, ranges, _count(ranges))
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -34,7 +34,7 @@ class Claim:
         return tuple(position for start, stop in self.ranges for position in range(start, stop))
 
 
-_UNKNOWN: Final = (-1, Claim(-1, ()))
+_UNKNOWN: Final = (-1, Claim(-1, (), 0))
 ANY: Final = ClaimBounds()
 
 
@@ -83,10 +83,11 @@ class Claims:
             return None
         costs = self.costs
         if costs.alike and not self._returned:  # The usual case.
-            start = self._next
-            self._next = stop = min(start + size, self.length)
-            self.unclaimed = self._cost = self.length - stop
-            return self._claim(worker, [(start, stop)])
+            start, length = self._next, self.length
+            size = min(size, length - start)
+            self._next = stop = start + size
+            self.unclaimed = self._cost = length - stop
+            return self._claim(worker, ((start, stop),), size)
         ranges = self._gather(size * costs.mean, bounds, pieces=MAX_RANGES)
         count, spent = _count(ranges), sum(costs.between(*piece) for piece in ranges)
         pieces = self._pieces()
@@ -95,7 +96,7 @@ class Claims:
             if sum(costs.between(*piece) for piece in pieces) <= left:
                 for piece in self._gather(None, ANY):
                     _append(ranges, piece)
-        return self._claim(worker, ranges)
+        return self._claim(worker, tuple(ranges), _count(ranges))
 
     def take_slice(
         self, workers: Sequence[int], sizes: IntArray, bounds: Sequence[ClaimBounds], *, by_count: bool
@@ -122,7 +123,7 @@ class Claims:
             own: list[Range] = []
             for position in positions[owners == place].tolist():
                 _append(own, (position, position + 1))
-            claims.append(self._claim(worker, own) if own else None)
+            claims.append(self._claim(worker, tuple(own), _count(own)) if own else None)
         return claims
 
     @property
@@ -165,10 +166,11 @@ class Claims:
     def _count_cost(self, cost: int) -> None:
         self._cost, self.unclaimed = cost, -(-cost // self.costs.mean)
 
-    def _claim(self, worker: int, ranges: list[Range]) -> Claim:
-        claim = Claim(self._number, tuple(ranges))
-        self._open[claim.number] = worker, claim
-        self._number += 1
+    def _claim(self, worker: int, ranges: tuple[Range, ...], samples: int) -> Claim:
+        number = self._number
+        claim = Claim(number, ranges, samples)
+        self._open[number] = worker, claim
+        self._number = number + 1
         return claim
 
     def finish(self, worker: int, number: int) -> None:
