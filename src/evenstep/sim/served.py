@@ -10,6 +10,7 @@ from evenstep.cluster.slowness import Chain, Disturbance, Jitter
 from evenstep.cluster.slowness.draw import derive_seed
 from evenstep.core.coordinate import Answer, Apply, Arrival, Coordinator, CoordinatorCommand
 from evenstep.core.errors import ConfigError
+from evenstep.core.samples.claims import Claim
 from evenstep.core.sync import Regroup
 from evenstep.schemes.scheme import NARROWING
 from evenstep.sim.log import Log
@@ -19,7 +20,7 @@ from evenstep.sim.result import SimulatedRun, SimulatedWorker
 from evenstep.sim.scenario import Scenario
 from evenstep.sim.served_log import ServedLog
 from evenstep.sim.slot import GroupServer, VirtualSlot
-from evenstep.sim.worker import VirtualWorker
+from evenstep.sim.worker import NO_REPORT, VirtualWorker
 from evenstep.telemetry import events
 
 _ALWAYS: Final = Stay(0.0, math.inf)
@@ -77,6 +78,7 @@ class ServedRun:
             server = GroupServer()
             for worker in group:
                 self._slots[worker].group = server
+        self._reports = log is not None or scenario.uses_reports
         self._log: ServedLog | None = None
         if log is not None:
             self._log = ServedLog(log, scenario, self._coordinator, self._slots, self._network.shard_bytes)
@@ -213,7 +215,6 @@ class ServedRun:
             slot.load = amount if self._scenario.by_cost else batch
         slot.handed_out_on = slot.version
         slot.began = now
-        assert slot.worker is not None
         if self._log is not None:
             self._log.started(slot, now)
         slot.seconds = slot.worker.seconds(slot.iterations, amounts, slot.load * (largest / batch))
@@ -221,18 +222,18 @@ class ServedRun:
         heappush(self._heap, (now + slot.seconds, _COMPUTED, slot.number, slot.incarnation))
 
     def _compute_ends(self, slot: VirtualSlot, now: float) -> None:
-        slot.computed, slot.computing = slot.computing, None
-        slot.blocked_since = now
-        if not slot.asking:  # If exchanges overlap with compute, one at a time is under way.
-            self._send(slot, now)
-
-    def _send(self, slot: VirtualSlot, now: float) -> None:
-        """Push the finished claim; if exchanges overlap with compute, compute meanwhile."""
-        claim, slot.computed = slot.computed, None
+        claim, slot.computing = slot.computing, None
         assert claim is not None
-        assert slot.worker is not None
+        slot.blocked_since = now
+        if slot.asking:  # If exchanges overlap with compute, one at a time is under way.
+            slot.computed = claim
+        else:
+            self._send(slot, claim, now)
+
+    def _send(self, slot: VirtualSlot, claim: Claim, now: float) -> None:
+        """Push the finished claim; if exchanges overlap with compute, compute meanwhile."""
         samples, seconds, done = claim.samples, slot.seconds, slot.done
-        row = slot.worker.row(slot.load, seconds, slot.load)
+        row = slot.worker.row(slot.load, seconds, slot.load) if self._reports else NO_REPORT
         done.samples += samples
         done.iterations = sequence = done.iterations + 1  # Counted over all of its stays.
         done.compute_seconds += seconds
@@ -304,7 +305,7 @@ class ServedRun:
         assert answer is not None
         slot.version = answer.version
         slot.over = answer.over
-        slot.claims.extend(answer.claims)
+        slot.claims += answer.claims
         if slot.group is not None:
             slot.group.bundle.answer(slot.number, len(answer.claims), over=answer.over)
         if slot.asking:
@@ -314,7 +315,8 @@ class ServedRun:
             if self._log is not None:
                 self._log.answered(slot, answer, now, took=took)
         if slot.computed is not None:
-            self._send(slot, now)
+            claim, slot.computed = slot.computed, None
+            self._send(slot, claim, now)
         elif slot.computing is None:
             if slot.claims:
                 self._start(slot, now)
@@ -327,9 +329,10 @@ class ServedRun:
     def _carry_out(self, commands: Sequence[CoordinatorCommand], now: float) -> None:
         """Carry out the commands in order."""
         for command in commands:
-            if type(command) is Answer:
+            kind = type(command)
+            if kind is Answer:
                 self._send_answer(command, now)
-            elif type(command) is Apply:
+            elif kind is Apply:
                 self._commit(command)
             elif type(command) is Regroup and self._log is not None:
                 self._log.server(events.Regrouped, now, groups=command.groups, reason=command.reason)
@@ -337,10 +340,10 @@ class ServedRun:
             self._log.tally(now, saved=self._saved)
 
     def _commit(self, update: Apply) -> None:
-        self._fruitless_joins, staleness = 0, update.staleness
+        self._fruitless_joins, staleness, log = 0, update.staleness, self._log
         for (worker, _, _), _ in update.pushes:
             slot = self._slots[worker]
-            if self._log is not None:
+            if log is not None:
                 slot.commit = update  # Recorded with the iteration that it commits.
             slot.staleness += staleness
             if staleness > slot.done.largest_staleness:

@@ -12,6 +12,8 @@ from evenstep.core.memory import MemoryModel
 from evenstep.core.values import UNLIMITED, Factors, Sample
 from evenstep.schemes import Scheme
 
+NO_REPORT: Final = (0, 0, 0, UNLIMITED)
+"""The report of a worker if nothing depends on it."""
 _DIGITS: Final = 3
 """Decimal digits of a load in average samples, rounded as by a real worker."""
 

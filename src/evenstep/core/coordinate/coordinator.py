@@ -128,7 +128,7 @@ class Coordinator:
         self._awaited.discard(worker)
         state.ahead = ahead
         if number < self.passes.number:
-            commands.append(self._answer(worker, True))
+            commands.append(self._answer(state, True))
             return commands + self._go_on(now)
         self.passes.enter(worker, number, epoch, costs)
         state.waits = True
@@ -140,8 +140,7 @@ class Coordinator:
 
     def push(self, arrival: Arrival, now: float) -> list[CoordinatorCommand]:
         """An active worker's gradients are staged on every shard. Its older claims are finished."""
-        key, claim, version, samples = arrival.key, arrival.claim, arrival.version, arrival.samples
-        worker = key[0]
+        worker, claim, version, samples = arrival.key[0], arrival.claim, arrival.version, arrival.samples
         state = self._known(worker)
         older = state.older_than(claim)
         if older and self._in_step:
@@ -176,7 +175,7 @@ class Coordinator:
             raise ProtocolError(f"worker {worker} asked for more samples than those that it computes on")
         state.ahead = max(ahead, state.ahead)
         if len(state.claims) <= state.ahead:
-            self._hand_out([state])
+            hand_out([state], self.claims, self.sizes, in_step=False)
         claims, state.fresh = state.fresh, ()
         return [Given(worker, claims)]
 
@@ -252,7 +251,7 @@ class Coordinator:
                 decided += self._sync.on_join(worker, now)
             commands += self._carry_out(decided, now)
         if self.claims.over or len(self._ended) == self.passes.inside:
-            commands += [self._answer(worker, True) for worker in sorted(self._ended.union(self._resting))]
+            commands += [self._answer(self._workers[each], True) for each in sorted(self._ended.union(self._resting))]
             self._resting.clear()
             self._ended.clear()
         return commands
@@ -275,7 +274,8 @@ class Coordinator:
                 for regroup in [each for each in decided if type(each) is Regroup]:
                     self.sizes.regroup(regroup.groups)
                     commands.append(regroup)
-            self._hand_out([self._workers[each.worker] for each in decided if type(each) is Release])
+            released = [self._workers[each.worker] for each in decided if type(each) is Release]
+            hand_out(released, self.claims, self.sizes, in_step=self._in_step)
             further: list[Command] = []
             for command in decided:
                 if type(command) is Commit:
@@ -289,7 +289,7 @@ class Coordinator:
                         state.active = False
                         further += self._sync.on_leave(worker, now)
                         over = self.claims.over
-                    commands.append(self._answer(worker, over, command))
+                    commands.append(self._answer(state, over, command))
             decided = further
         return commands
 
@@ -315,12 +315,8 @@ class Coordinator:
         self.samples += arrival.samples
         return arrival.key, arrival.version, samples_seen
 
-    def _hand_out(self, wanting: Sequence[JoinedWorker]) -> None:
-        hand_out(wanting, self.claims, self.sizes, in_step=self._in_step)
-
-    def _answer(self, worker: int, over: bool, release: Release | None = None) -> Answer:
-        state = self._workers[worker]
-        claims, state.fresh = state.fresh, ()
+    def _answer(self, state: JoinedWorker, over: bool, release: Release | None = None) -> Answer:
+        worker, claims, state.fresh = state.rank, state.fresh, ()
         state.waits = False
         whole = over or not state.answered
         state.answered.append((self.version, self.samples))

@@ -69,20 +69,20 @@ def hand_out(wanting: Sequence[JoinedWorker], claims: Claims, sizes: Sizes, *, i
     alike = claims.costs.alike
     while wanting and claims.unclaimed:
         slices = _slices([each.rank for each in wanting], claims, sizes) if in_step else None
-        more: list[JoinedWorker] = []
+        hungry: list[JoinedWorker] = []
         for worker in wanting:
-            rank = worker.rank
+            rank, held = worker.rank, worker.claims
             if slices is not None:
                 claim = slices[rank]
             else:
                 size, bounds = sizes.next_of(rank, claims.unclaimed), ANY if alike else sizes.bounds(rank)
                 claim = claims.take(rank, size, bounds)
             if claim is not None:
-                worker.claims.append(claim.number)
+                held.append(claim.number)
                 worker.fresh += (claim,)
-            if len(worker.claims) <= worker.ahead:
-                more.append(worker)
-        wanting = more
+            if len(held) <= worker.ahead:
+                hungry.append(worker)
+        wanting = hungry
 
 
 def _slices(ranks: Sequence[int], claims: Claims, sizes: Sizes) -> dict[int, Claim | None]:

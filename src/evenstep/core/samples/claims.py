@@ -65,7 +65,7 @@ class Claims:
     def weigh(self, costs: PassCosts) -> None:
         """From now on claims are sized by these costs."""
         self.costs = costs
-        self._count_cost(sum(costs.between(*piece) for piece in self._pieces()))
+        self._count_cost(self._cost_of(self._pieces()))
 
     @property
     def over(self) -> bool:
@@ -89,11 +89,11 @@ class Claims:
             self.unclaimed = self._cost = length - stop
             return self._claim(worker, ((start, stop),), size)
         ranges = self._gather(size * costs.mean, bounds, pieces=MAX_RANGES)
-        count, spent = _count(ranges), sum(costs.between(*piece) for piece in ranges)
+        count, spent = _count(ranges), self._cost_of(ranges)
         pieces = self._pieces()
         if 0 < (rest := _count(pieces)) < bounds.fewest and count + rest <= bounds.most:
             left = bounds.room * costs.mean - spent
-            if sum(costs.between(*piece) for piece in pieces) <= left:
+            if self._cost_of(pieces) <= left:
                 for piece in self._gather(None, ANY):
                     _append(ranges, piece)
         return self._claim(worker, tuple(ranges), _count(ranges))
@@ -163,6 +163,9 @@ class Claims:
                 break
         return ranges
 
+    def _cost_of(self, pieces: Iterable[Range]) -> int:
+        return sum(self.costs.between(*piece) for piece in pieces)
+
     def _count_cost(self, cost: int) -> None:
         self._cost, self.unclaimed = cost, -(-cost // self.costs.mean)
 
@@ -182,7 +185,7 @@ class Claims:
         for number in numbers:
             claim = self._close(worker, number)
             self._returned.extend(claim.ranges)
-            self._count_cost(self._cost + sum(self.costs.between(*piece) for piece in claim.ranges))
+            self._count_cost(self._cost + self._cost_of(claim.ranges))
         if not self.costs.alike:  # A slice's claims consist of many pieces.
             self._returned = deque(_joined(self._returned))
 
