@@ -175,8 +175,8 @@ class Scenario:
     @property
     def uses_reports(self) -> bool:
         """True if sizes may depend on the workers' reports."""
-        learns = any(worker.device is not None and worker.device.memory is not None for worker in self.cluster.workers)
-        return self.scheme.load.follows_speed or self.told_costs or learns
+        learned = any(each.device is not None and each.device.memory is not None for each in self.cluster.workers)
+        return learned or self.told_costs or self.scheme.load.follows_speed
 
     def sample_costs(self) -> SampleCosts | None:
         """The costs of the samples; None if all cost alike."""

@@ -245,7 +245,10 @@ class ServedRun:
         if self._log is not None:
             self._log.sent(slot, arrival, now)
         if self._overlaps:
-            self._go_on_meanwhile(slot, now)
+            slot.entered = now
+            slot.blocked_since = None if slot.claims else now
+            if slot.claims:
+                self._start(slot, now)
         slot.arrival = arrival
         if self._free:
             self._arrive(slot, now)
@@ -272,15 +275,6 @@ class ServedRun:
         arrives = self._network.push_arrives(workers[0], now)
         for worker in workers:
             heappush(self._heap, (arrives, _PUSH, worker, self._slots[worker].incarnation))
-
-    def _go_on_meanwhile(self, slot: VirtualSlot, now: float) -> None:
-        """The push is under way: compute on the next claim that the worker holds, or wait."""
-        slot.entered = now
-        if slot.claims:
-            slot.blocked_since = None
-            self._start(slot, now)
-        else:
-            slot.blocked_since = now
 
     def _arrive(self, slot: VirtualSlot, now: float) -> None:
         arrival, slot.arrival = slot.arrival, None
@@ -329,10 +323,9 @@ class ServedRun:
     def _carry_out(self, commands: Sequence[CoordinatorCommand], now: float) -> None:
         """Carry out the commands in order."""
         for command in commands:
-            kind = type(command)
-            if kind is Answer:
+            if type(command) is Answer:
                 self._send_answer(command, now)
-            elif kind is Apply:
+            elif type(command) is Apply:
                 self._commit(command)
             elif type(command) is Regroup and self._log is not None:
                 self._log.server(events.Regrouped, now, groups=command.groups, reason=command.reason)

@@ -270,11 +270,13 @@ class Coordinator:
         """Complete the sync policy's commands with samples and sizes."""
         commands: list[CoordinatorCommand] = []
         while decided:
-            if self._in_step:
-                for regroup in [each for each in decided if type(each) is Regroup]:
-                    self.sizes.regroup(regroup.groups)
-                    commands.append(regroup)
-            released = [self._workers[each.worker] for each in decided if type(each) is Release]
+            released: list[JoinedWorker] = []
+            for command in decided:
+                if type(command) is Release:
+                    released.append(self._workers[command.worker])
+                elif self._in_step and type(command) is Regroup:
+                    self.sizes.regroup(command.groups)
+                    commands.append(command)
             hand_out(released, self.claims, self.sizes, in_step=self._in_step)
             further: list[Command] = []
             for command in decided:
