@@ -1,8 +1,7 @@
 """Policies that each break one promise: the watch and the conformance suite must find every one of them."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from evenstep.core.errors import ProtocolError
 from evenstep.core.sync import Bounded, Commit, Push, Release

@@ -98,7 +98,7 @@ def measured_machines(run: RecordedRun, described: Cluster | None = None) -> Mac
     speed = sum(float(each.samples.sum()) for each in done.values()) / max(seconds, _LEAST_SECONDS)
     done = {worker: each[-longest(len(done)) :] for worker, each in done.items()}
     whole = _whole(list(done.values()), run)
-    kept = [_columns(each, counts) for each, counts in zip(done.values(), whole, strict=True)]
+    kept = [(each.measured[own], each.compute_seconds[own]) for each, own in zip(done.values(), whole, strict=True)]
     if min(len(samples) for samples, _ in kept) < MIN_ITERATIONS:
         raise ConfigError("too few iterations had a whole global batch: give a run with longer epochs")
     others = np.array([float(np.mean(each.own_parts[1:].sum(axis=0))) for each in done.values()])
@@ -239,10 +239,6 @@ def _elasticities(run: RecordedRun) -> list[float] | None:
 
 def _known(follows: Elasticity) -> list[float] | None:
     return follows.medians.tolist() if follows.known else None
-
-
-def _columns(done: Iterations, counts: npt.NDArray[np.bool_]) -> tuple[FloatArray, FloatArray]:
-    return done.measured[counts], done.compute_seconds[counts]
 
 
 def _curve(samples: FloatArray, seconds: FloatArray, share: float, equal: float) -> AffineCurve:

@@ -41,13 +41,7 @@ class CollectiveRun:
         ]
         self._costs = scenario.sample_costs()
         self._per_sample = PerSample()
-        # Reports are only made if they are used.
-        self._reports = (
-            log is not None
-            or scenario.told_costs
-            or scheme.load.follows_speed
-            or any(worker.memory_model is not None for worker in self._workers)
-        )
+        self._reports = log is not None or scenario.uses_reports
         self._policy = scheme.policy(count)
         self._problem = scenario.problem
         self._limits = SizeLimits(scheme.load, scenario.problem)

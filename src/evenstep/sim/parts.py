@@ -64,7 +64,8 @@ def batch_of(samples: int, minimum: int) -> int:
     return own if own >= minimum else own * -(-minimum // own)
 
 
-def batches_in(batch: int, micro_batch: int | None) -> list[float]:
+def batches_in(batch: int, micro_batch: int | None) -> Sequence[float]:
     """The sizes of the micro-batches that a batch is cut into; itself if `micro_batch` is None."""
-    most = micro_batch or batch
-    return [min(most, batch - begin) for begin in range(0, batch, most)]
+    if micro_batch is None:
+        return (batch,)
+    return [min(micro_batch, batch - begin) for begin in range(0, batch, micro_batch)]

@@ -172,6 +172,12 @@ class Scenario:
         """True if samples differ in cost and the workers know the costs."""
         return self.costs is not None and self.by_cost
 
+    @property
+    def uses_reports(self) -> bool:
+        """True if sizes may depend on the workers' reports."""
+        learned = any(each.device is not None and each.device.memory is not None for each in self.cluster.workers)
+        return learned or self.told_costs or self.scheme.load.follows_speed
+
     def sample_costs(self) -> SampleCosts | None:
         """The costs of the samples; None if all cost alike."""
         return None if self.costs is None else SampleCosts(self.costs, self.length, self.cluster.seed)

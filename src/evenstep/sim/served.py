@@ -10,6 +10,7 @@ from evenstep.cluster.slowness import Chain, Disturbance, Jitter
 from evenstep.cluster.slowness.draw import derive_seed
 from evenstep.core.coordinate import Answer, Apply, Arrival, Coordinator, CoordinatorCommand
 from evenstep.core.errors import ConfigError
+from evenstep.core.samples.claims import Claim
 from evenstep.core.sync import Regroup
 from evenstep.schemes.scheme import NARROWING
 from evenstep.sim.log import Log
@@ -19,7 +20,7 @@ from evenstep.sim.result import SimulatedRun, SimulatedWorker
 from evenstep.sim.scenario import Scenario
 from evenstep.sim.served_log import ServedLog
 from evenstep.sim.slot import GroupServer, VirtualSlot
-from evenstep.sim.worker import VirtualWorker
+from evenstep.sim.worker import NO_REPORT, VirtualWorker
 from evenstep.telemetry import events
 
 _ALWAYS: Final = Stay(0.0, math.inf)
@@ -70,12 +71,14 @@ class ServedRun:
         self._overlaps = scheme.served.exchange == "overlapped"
         self._ahead = int(self._overlaps) if scenario.ahead is None else scenario.ahead
         self._minimum = int(scenario.problem.minimum[0])
+        self._micro_batch = scheme.micro_batch
         self._costs = scenario.sample_costs()
         self._slots = [VirtualSlot(number, SimulatedWorker(number)) for number in range(len(scenario.cluster))]
         for group in () if self._free else scenario.group_servers:
             server = GroupServer()
             for worker in group:
                 self._slots[worker].group = server
+        self._reports = log is not None or scenario.uses_reports
         self._log: ServedLog | None = None
         if log is not None:
             self._log = ServedLog(log, scenario, self._coordinator, self._slots, self._network.shard_bytes)
@@ -198,10 +201,10 @@ class ServedRun:
         if slot.idle_since is not None:
             slot.done.idle_seconds += now - slot.idle_since
             slot.idle_since = None
-        claim = slot.computing = slot.claims.popleft()
+        claim = slot.computing = slot.claims.pop(0)
         slot.done.last_batch_size = samples = claim.samples
         batch = samples if samples >= self._minimum else batch_of(samples, self._minimum)
-        amounts = batches_in(batch, self._scenario.scheme.micro_batch)
+        amounts = batches_in(batch, self._micro_batch)
         largest = amounts[0]
         slot.load = batch
         if self._costs is not None:
@@ -212,7 +215,6 @@ class ServedRun:
             slot.load = amount if self._scenario.by_cost else batch
         slot.handed_out_on = slot.version
         slot.began = now
-        assert slot.worker is not None
         if self._log is not None:
             self._log.started(slot, now)
         slot.seconds = slot.worker.seconds(slot.iterations, amounts, slot.load * (largest / batch))
@@ -220,18 +222,18 @@ class ServedRun:
         heappush(self._heap, (now + slot.seconds, _COMPUTED, slot.number, slot.incarnation))
 
     def _compute_ends(self, slot: VirtualSlot, now: float) -> None:
-        slot.computed, slot.computing = slot.computing, None
-        slot.blocked_since = now
-        if not slot.asking:  # If exchanges overlap with compute, one at a time is under way.
-            self._send(slot, now)
-
-    def _send(self, slot: VirtualSlot, now: float) -> None:
-        """Push the finished claim; if exchanges overlap with compute, compute meanwhile."""
-        claim, slot.computed = slot.computed, None
+        claim, slot.computing = slot.computing, None
         assert claim is not None
-        assert slot.worker is not None
+        slot.blocked_since = now
+        if slot.asking:  # If exchanges overlap with compute, one at a time is under way.
+            slot.computed = claim
+        else:
+            self._send(slot, claim, now)
+
+    def _send(self, slot: VirtualSlot, claim: Claim, now: float) -> None:
+        """Push the finished claim; if exchanges overlap with compute, compute meanwhile."""
         samples, seconds, done = claim.samples, slot.seconds, slot.done
-        row = slot.worker.row(slot.load, seconds, slot.load)
+        row = slot.worker.row(slot.load, seconds, slot.load) if self._reports else NO_REPORT
         done.samples += samples
         done.iterations = sequence = done.iterations + 1  # Counted over all of its stays.
         done.compute_seconds += seconds
@@ -243,7 +245,10 @@ class ServedRun:
         if self._log is not None:
             self._log.sent(slot, arrival, now)
         if self._overlaps:
-            self._go_on_meanwhile(slot, now)
+            slot.entered = now
+            slot.blocked_since = None if slot.claims else now
+            if slot.claims:
+                self._start(slot, now)
         slot.arrival = arrival
         if self._free:
             self._arrive(slot, now)
@@ -271,17 +276,8 @@ class ServedRun:
         for worker in workers:
             heappush(self._heap, (arrives, _PUSH, worker, self._slots[worker].incarnation))
 
-    def _go_on_meanwhile(self, slot: VirtualSlot, now: float) -> None:
-        """The push is under way: compute on the next claim that the worker holds, or wait."""
-        slot.entered = now
-        if slot.claims:
-            slot.blocked_since = None
-            self._start(slot, now)
-        else:
-            slot.blocked_since = now
-
     def _arrive(self, slot: VirtualSlot, now: float) -> None:
-        arrival = slot.arrival
+        arrival, slot.arrival = slot.arrival, None
         assert arrival is not None
         slot.arrived_at = now
         if self._log is not None:
@@ -303,7 +299,7 @@ class ServedRun:
         assert answer is not None
         slot.version = answer.version
         slot.over = answer.over
-        slot.claims.extend(answer.claims)
+        slot.claims += answer.claims
         if slot.group is not None:
             slot.group.bundle.answer(slot.number, len(answer.claims), over=answer.over)
         if slot.asking:
@@ -313,7 +309,8 @@ class ServedRun:
             if self._log is not None:
                 self._log.answered(slot, answer, now, took=took)
         if slot.computed is not None:
-            self._send(slot, now)
+            claim, slot.computed = slot.computed, None
+            self._send(slot, claim, now)
         elif slot.computing is None:
             if slot.claims:
                 self._start(slot, now)
@@ -336,12 +333,14 @@ class ServedRun:
             self._log.tally(now, saved=self._saved)
 
     def _commit(self, update: Apply) -> None:
-        self._fruitless_joins = 0
+        self._fruitless_joins, staleness, log = 0, update.staleness, self._log
         for (worker, _, _), _ in update.pushes:
             slot = self._slots[worker]
-            slot.commit = update  # Recorded with the iteration that it commits.
-            slot.staleness += update.staleness
-            slot.done.largest_staleness = max(slot.done.largest_staleness, update.staleness)
+            if log is not None:
+                slot.commit = update  # Recorded with the iteration that it commits.
+            slot.staleness += staleness
+            if staleness > slot.done.largest_staleness:
+                slot.done.largest_staleness = staleness
 
     def _send_answer(self, answer: Answer, now: float) -> None:
         slot = self._slots[answer.worker]

@@ -45,12 +45,10 @@ class ServedLog:
         self._log.server.record(kind(at=now, version=self._coordinator.version, **about))
 
     def started(self, slot: VirtualSlot, now: float) -> None:
-        assert slot.worker is not None
         self._log.started(slot.worker, slot.iterations, now)
 
     def sent(self, slot: VirtualSlot, arrival: Arrival, now: float) -> None:
         """A push is sent: keep the record of its iteration."""
-        assert slot.worker is not None
         slot.pushed = events.IterationDone(
             worker=slot.number,
             iteration=slot.iterations - 1,

@@ -1,7 +1,6 @@
 """The state of each worker in a simulated run on servers: its place in the loop, and its sums so far."""
 
 import math
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import final
@@ -55,13 +54,13 @@ class VirtualSlot:
     number: int
     done: SimulatedWorker
     group: GroupServer | None = None
-    worker: VirtualWorker | None = None
+    worker: VirtualWorker = field(init=False)
     stays: Iterator[Stay] = field(default_factory=lambda: iter(()))
     incarnation: int = 0
     here_since: float | None = None
     leaves_at: float = math.inf
     # The loop.
-    claims: deque[Claim] = field(default_factory=deque)
+    claims: list[Claim] = field(default_factory=list)
     computing: Claim | None = None
     computed: Claim | None = None
     asking: bool = False
@@ -115,17 +114,17 @@ class VirtualSlot:
     def end_exchange(self, answer: Answer, now: float) -> float:
         """Count the part of an exchange in which the worker waited for it; return its seconds."""
         self.asking = False
-        took, release = 0.0, answer.release
+        took, waited, done, release = 0.0, 0.0, self.done, answer.release
         if self.blocked_since is not None:
             took = now - self.blocked_since
             self.blocked_since = None
-        if release is None:
-            self.done.comm_seconds += took
-        else:
+        if release is not None:
             waited = min(release.held_seconds, took)
-            self.done.wait_seconds += waited
-            self.done.comm_seconds += took - waited
-            self.done.largest_lead = max(self.done.largest_lead, release.lead)
+            if release.lead > done.largest_lead:
+                done.largest_lead = release.lead
+        if took:
+            done.wait_seconds += waited
+            done.comm_seconds += took - waited
         return took
 
     def pull_arrives(self, network: Network, version: int, now: float, *, whole: bool) -> float:

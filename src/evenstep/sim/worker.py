@@ -12,6 +12,8 @@ from evenstep.core.memory import MemoryModel
 from evenstep.core.values import UNLIMITED, Factors, Sample
 from evenstep.schemes import Scheme
 
+NO_REPORT: Final = (0, 0, 0, UNLIMITED)
+"""The report of a worker if nothing depends on it."""
 _DIGITS: Final = 3
 """Decimal digits of a load in average samples, rounded as by a real worker."""
 
@@ -36,7 +38,7 @@ class VirtualWorker:
         device = spec.device
         assert device is not None
         self.number = number
-        self._disturbance = spec.disturbance()
+        self._curve, self._disturbances = device.curve, spec.disturbances
         self._unit = " of average cost" if by_cost else ""
         memory = device.memory
         self._fits = device.largest_batch if memory is None else min(device.largest_batch, memory.largest_batch)
@@ -50,6 +52,7 @@ class VirtualWorker:
         self._iteration = 0
         self._change_seconds = device.change_seconds
         self._amounts: set[float] = set()
+        self._disturbance = spec.disturbance()
         self.news = SlownessNews(self._disturbance, number)
         self.factors = self._next_factors = Factors()
 
@@ -72,9 +75,11 @@ class VirtualWorker:
         whole, self._iteration = 0.0, iteration
         for amount in amounts:
             # As in the runtime's emulation, the device and the disturbances see each micro-batch separately.
-            seconds = self._disturbance.seconds(
-                worker=self.number, iteration=iteration, batch_size=amount, natural_seconds=0.0
-            )
+            seconds = self._curve.seconds(amount)
+            for each in self._disturbances:
+                seconds = each.seconds(
+                    worker=self.number, iteration=iteration, batch_size=amount, natural_seconds=seconds
+                )
             if self._change_seconds and amount not in self._amounts:
                 self._amounts.add(amount)
                 seconds += self._change_seconds

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from msgspec import structs
 from support.groupings import Restless
 from support.watched_sync import WatchedSync
 
@@ -374,7 +375,7 @@ class AnyOrder(RuleBasedStateMachine):
         wrong = {"claim": 10**6}, {"version": self.version + 1}, {"key": (self.count, 0, 0)}
         for change in wrong:
             with pytest.raises(ProtocolError):
-                self.coordinator.push(replace(arrival, **change), self.now)
+                self.coordinator.push(structs.replace(arrival, **change), self.now)
         with pytest.raises(ProtocolError):
             self.coordinator.rest(rank, self.now, done=None if self.part.in_step else 10**6)
         with pytest.raises(ProtocolError):

@@ -11,8 +11,8 @@ from evenstep.core.samples.claims import Claim, Claims
 
 def test_claims_are_handed_out_in_order_and_end_with_the_epoch():
     claims = Claims(5)
-    assert claims.take(0, 3) == Claim(number=0, ranges=((0, 3),))
-    assert claims.take(1, 3) == Claim(number=1, ranges=((3, 5),))
+    assert claims.take(0, 3) == Claim.of(0, ((0, 3),))
+    assert claims.take(1, 3) == Claim.of(1, ((3, 5),))
     assert claims.take(0, 3) is None
     assert (claims.unclaimed, claims.finished, claims.over) == (0, 0, False)
     claims.finish(1, 1)

@@ -1,7 +1,8 @@
 """Messages to the coordinator of a run on servers, and the commands that its driver carries out."""
 
-from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias, final
+from typing import TypeAlias, final
+
+from msgspec import Struct
 
 from evenstep.core.groups import Regroup
 from evenstep.core.samples.claims import Claim
@@ -12,8 +13,7 @@ PushKey: TypeAlias = tuple[int, int, int]
 
 
 @final
-@dataclass(slots=True, unsafe_hash=True)
-class Arrival:
+class Arrival(Struct, frozen=True, gc=False):
     """A worker's push, staged on every shard.
 
     Attributes:
@@ -26,17 +26,16 @@ class Arrival:
         row: the worker's row of `Reports`.
     """
 
-    key: Final[PushKey]
-    claim: Final[int]
-    version: Final[int]
-    samples: Final[int]
-    units: Final[float]
-    row: Final[tuple[int, ...]]
+    key: PushKey
+    claim: int
+    version: int
+    samples: int
+    units: float
+    row: tuple[int, ...]
 
 
 @final
-@dataclass(slots=True, unsafe_hash=True)
-class Apply:
+class Apply(Struct, frozen=True, gc=False):
     """Fold these staged pushes into the parameters, as one commit.
 
     Attributes:
@@ -47,16 +46,15 @@ class Apply:
         version: the parameters' version afterwards.
     """
 
-    pushes: Final[tuple[tuple[PushKey, float], ...]]
-    share: Final[float]
-    staleness: Final[int]
-    behind: Final[float]
-    version: Final[int]
+    pushes: tuple[tuple[PushKey, float], ...]
+    share: float
+    staleness: int
+    behind: float
+    version: int
 
 
 @final
-@dataclass(slots=True, unsafe_hash=True)
-class Answer:
+class Answer(Struct, frozen=True, gc=False):
     """Answer this worker, with the weights as they are now.
 
     Attributes:
@@ -70,16 +68,16 @@ class Answer:
         release: how long the worker was held; None if it was not.
     """
 
-    worker: Final[int]
-    claims: Final[tuple[Claim, ...]]
-    over: Final[bool]
-    whole: Final[bool]
-    version: Final[int]
-    release: Final[Release | None] = None
+    worker: int
+    claims: tuple[Claim, ...]
+    over: bool
+    whole: bool
+    version: int
+    release: Release | None = None
 
 
 @final
-class Given(NamedTuple):
+class Given(Struct, frozen=True, gc=False):
     """Give this worker, which asked for more and keeps computing, further claims; it keeps its present weights."""
 
     worker: int

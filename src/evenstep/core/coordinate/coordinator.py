@@ -5,7 +5,6 @@ the next event. The coordinator knows workers by rank, and no processes, connect
 not grow with the workers, unless it concerns all: start or end of a pass, a whole barrier, new groups.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from typing import cast, final
 
@@ -128,9 +127,8 @@ class Coordinator:
         commands = self._stop(worker, now)
         self._awaited.discard(worker)
         state.ahead = ahead
-        state.answered = deque(state.answered, maxlen=1 + ahead)
         if number < self.passes.number:
-            commands.append(self._answer(worker, True))
+            commands.append(self._answer(state, True))
             return commands + self._go_on(now)
         self.passes.enter(worker, number, epoch, costs)
         state.waits = True
@@ -142,8 +140,7 @@ class Coordinator:
 
     def push(self, arrival: Arrival, now: float) -> list[CoordinatorCommand]:
         """An active worker's gradients are staged on every shard. Its older claims are finished."""
-        key, claim, version, samples = arrival.key, arrival.claim, arrival.version, arrival.samples
-        worker = key[0]
+        worker, claim, version, samples = arrival.key[0], arrival.claim, arrival.version, arrival.samples
         state = self._known(worker)
         older = state.older_than(claim)
         if older and self._in_step:
@@ -178,8 +175,8 @@ class Coordinator:
             raise ProtocolError(f"worker {worker} asked for more samples than those that it computes on")
         state.ahead = max(ahead, state.ahead)
         if len(state.claims) <= state.ahead:
-            self._hand_out([worker])
-        claims, state.fresh = tuple(state.fresh), []
+            hand_out([state], self.claims, self.sizes, in_step=False)
+        claims, state.fresh = state.fresh, ()
         return [Given(worker, claims)]
 
     def rest(
@@ -254,7 +251,7 @@ class Coordinator:
                 decided += self._sync.on_join(worker, now)
             commands += self._carry_out(decided, now)
         if self.claims.over or len(self._ended) == self.passes.inside:
-            commands += [self._answer(worker, True) for worker in sorted(self._ended.union(self._resting))]
+            commands += [self._answer(self._workers[each], True) for each in sorted(self._ended.union(self._resting))]
             self._resting.clear()
             self._ended.clear()
         return commands
@@ -273,11 +270,14 @@ class Coordinator:
         """Complete the sync policy's commands with samples and sizes."""
         commands: list[CoordinatorCommand] = []
         while decided:
-            if self._in_step:
-                for regroup in [each for each in decided if type(each) is Regroup]:
-                    self.sizes.regroup(regroup.groups)
-                    commands.append(regroup)
-            self._hand_out([each.worker for each in decided if type(each) is Release])
+            released: list[JoinedWorker] = []
+            for command in decided:
+                if type(command) is Release:
+                    released.append(self._workers[command.worker])
+                elif self._in_step and type(command) is Regroup:
+                    self.sizes.regroup(command.groups)
+                    commands.append(command)
+            hand_out(released, self.claims, self.sizes, in_step=self._in_step)
             further: list[Command] = []
             for command in decided:
                 if type(command) is Commit:
@@ -291,7 +291,7 @@ class Coordinator:
                         state.active = False
                         further += self._sync.on_leave(worker, now)
                         over = self.claims.over
-                    commands.append(self._answer(worker, over, command))
+                    commands.append(self._answer(state, over, command))
             decided = further
         return commands
 
@@ -317,15 +317,12 @@ class Coordinator:
         self.samples += arrival.samples
         return arrival.key, arrival.version, samples_seen
 
-    def _hand_out(self, wanting: Sequence[int]) -> None:
-        hand_out([self._workers[each] for each in wanting], self.claims, self.sizes, in_step=self._in_step)
-
-    def _answer(self, worker: int, over: bool, release: Release | None = None) -> Answer:
-        state = self._workers[worker]
-        claims, state.fresh = tuple(state.fresh), []
+    def _answer(self, state: JoinedWorker, over: bool, release: Release | None = None) -> Answer:
+        worker, claims, state.fresh = state.rank, state.fresh, ()
         state.waits = False
         whole = over or not state.answered
         state.answered.append((self.version, self.samples))
+        del state.answered[: -1 - state.ahead]
         if over:
             self.passes.leave(worker)
         return Answer(worker, claims, over, whole, self.version, release)

@@ -100,11 +100,11 @@ class Sizes:
 
     def observe(self, worker: int, row: Sequence[int]) -> None:
         """Take in a worker's row of `Reports` for its latest iteration."""
-        if worker not in self._present:
-            return
         if self._changed:
             self._settle()
-        part = self._part_of[worker]
+        part = self._part_of.get(worker)
+        if part is None:
+            return
         if self._limits.report(worker, row[-1]) and self._binds(part, worker):
             part.sizes = {}
             self._share_out()

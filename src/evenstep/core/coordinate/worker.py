@@ -1,6 +1,5 @@
 """A worker as the coordinator knows it, and how workers are given claims."""
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,8 +22,8 @@ class JoinedWorker:
         ahead: number of claims that it wants besides the current one.
         claims: numbers of the claims that it holds, oldest first.
         fresh: the claims that its next answer will contain.
-        answered: versions and samples committed at its latest answers, one for each claim that it may hold; it computes
-            on the weights of one of them.
+        answered: versions and samples committed at its latest answers, one for each claim that it may hold, oldest
+            first; it computes on the weights of one of them.
         stopped_in: the pass in which it left its loop.
     """
 
@@ -34,8 +33,8 @@ class JoinedWorker:
     waits: bool = False
     ahead: int = 0
     claims: list[int] = field(default_factory=list)
-    fresh: list[Claim] = field(default_factory=list)
-    answered: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=1))
+    fresh: tuple[Claim, ...] = ()
+    answered: list[tuple[int, int]] = field(default_factory=list)
     stopped_in: int | None = None
 
     def older_than(self, claim: int) -> int:
@@ -70,17 +69,20 @@ def hand_out(wanting: Sequence[JoinedWorker], claims: Claims, sizes: Sizes, *, i
     alike = claims.costs.alike
     while wanting and claims.unclaimed:
         slices = _slices([each.rank for each in wanting], claims, sizes) if in_step else None
+        hungry: list[JoinedWorker] = []
         for worker in wanting:
-            rank = worker.rank
+            rank, held = worker.rank, worker.claims
             if slices is not None:
                 claim = slices[rank]
             else:
                 size, bounds = sizes.next_of(rank, claims.unclaimed), ANY if alike else sizes.bounds(rank)
                 claim = claims.take(rank, size, bounds)
             if claim is not None:
-                worker.claims.append(claim.number)
-                worker.fresh.append(claim)
-        wanting = [worker for worker in wanting if len(worker.claims) <= worker.ahead]
+                held.append(claim.number)
+                worker.fresh += (claim,)
+            if len(held) <= worker.ahead:
+                hungry.append(worker)
+        wanting = hungry
 
 
 def _slices(ranks: Sequence[int], claims: Claims, sizes: Sizes) -> dict[int, Claim | None]:

@@ -2,10 +2,10 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Final, cast, final
+from typing import Final, Self, cast, final
 
 import numpy as np
+from msgspec import Struct
 
 from evenstep.core.errors import ProtocolError
 from evenstep.core.samples.pass_costs import MAX_RANGES, ClaimBounds, PassCosts
@@ -16,17 +16,17 @@ Range = tuple[int, int]
 
 
 @final
-@dataclass(slots=True, unsafe_hash=True)
-class Claim:
+class Claim(Struct, frozen=True, gc=False):
     """The positions, `samples` many, that one worker alone computes on; `number` names the claim within its epoch."""
 
-    number: Final[int]
-    ranges: Final[tuple[Range, ...]]
-    samples: int = field(init=False, compare=False, default=0)
+    number: int
+    ranges: tuple[Range, ...]
+    samples: int
 
-    def __post_init__(self) -> None:
-        for start, stop in self.ranges:
-            self.samples += stop - start
+    @classmethod
+    def of(cls, number: int, ranges: tuple[Range, ...]) -> Self:
+        """The claim of these positions."""
+        return cls(number, ranges, _count(ranges))
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -34,7 +34,7 @@ class Claim:
         return tuple(position for start, stop in self.ranges for position in range(start, stop))
 
 
-_UNKNOWN: Final = (-1, Claim(-1, ()))
+_UNKNOWN: Final = (-1, Claim(-1, (), 0))
 ANY: Final = ClaimBounds()
 
 
@@ -65,7 +65,7 @@ class Claims:
     def weigh(self, costs: PassCosts) -> None:
         """From now on claims are sized by these costs."""
         self.costs = costs
-        self._count_cost(sum(costs.between(*piece) for piece in self._pieces()))
+        self._count_cost(self._cost_of(self._pieces()))
 
     @property
     def over(self) -> bool:
@@ -83,19 +83,20 @@ class Claims:
             return None
         costs = self.costs
         if costs.alike and not self._returned:  # The usual case.
-            start = self._next
-            self._next = stop = min(start + size, self.length)
-            self.unclaimed = self._cost = self.length - stop
-            return self._claim(worker, [(start, stop)])
+            start, length = self._next, self.length
+            size = min(size, length - start)
+            self._next = stop = start + size
+            self.unclaimed = self._cost = length - stop
+            return self._claim(worker, ((start, stop),), size)
         ranges = self._gather(size * costs.mean, bounds, pieces=MAX_RANGES)
-        count, spent = _count(ranges), sum(costs.between(*piece) for piece in ranges)
+        count, spent = _count(ranges), self._cost_of(ranges)
         pieces = self._pieces()
         if 0 < (rest := _count(pieces)) < bounds.fewest and count + rest <= bounds.most:
             left = bounds.room * costs.mean - spent
-            if sum(costs.between(*piece) for piece in pieces) <= left:
+            if self._cost_of(pieces) <= left:
                 for piece in self._gather(None, ANY):
                     _append(ranges, piece)
-        return self._claim(worker, ranges)
+        return self._claim(worker, tuple(ranges), _count(ranges))
 
     def take_slice(
         self, workers: Sequence[int], sizes: IntArray, bounds: Sequence[ClaimBounds], *, by_count: bool
@@ -122,7 +123,7 @@ class Claims:
             own: list[Range] = []
             for position in positions[owners == place].tolist():
                 _append(own, (position, position + 1))
-            claims.append(self._claim(worker, own) if own else None)
+            claims.append(self._claim(worker, tuple(own), _count(own)) if own else None)
         return claims
 
     @property
@@ -162,13 +163,17 @@ class Claims:
                 break
         return ranges
 
+    def _cost_of(self, pieces: Iterable[Range]) -> int:
+        return sum(self.costs.between(*piece) for piece in pieces)
+
     def _count_cost(self, cost: int) -> None:
         self._cost, self.unclaimed = cost, -(-cost // self.costs.mean)
 
-    def _claim(self, worker: int, ranges: list[Range]) -> Claim:
-        claim = Claim(self._number, tuple(ranges))
-        self._open[claim.number] = worker, claim
-        self._number += 1
+    def _claim(self, worker: int, ranges: tuple[Range, ...], samples: int) -> Claim:
+        number = self._number
+        claim = Claim(number, ranges, samples)
+        self._open[number] = worker, claim
+        self._number = number + 1
         return claim
 
     def finish(self, worker: int, number: int) -> None:
@@ -180,7 +185,7 @@ class Claims:
         for number in numbers:
             claim = self._close(worker, number)
             self._returned.extend(claim.ranges)
-            self._count_cost(self._cost + sum(self.costs.between(*piece) for piece in claim.ranges))
+            self._count_cost(self._cost + self._cost_of(claim.ranges))
         if not self.costs.alike:  # A slice's claims consist of many pieces.
             self._returned = deque(_joined(self._returned))
 

@@ -1,17 +1,17 @@
 """The interface of the question *how far ahead*, and the events and commands that pass through it."""
 
-from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias, final
+from typing import Protocol, TypeAlias, final
+
+from msgspec import Struct
 
 from evenstep.core.groups import Regroup
 from evenstep.core.values import State
 
-# Records made for each push are not frozen, because that takes three times as long to construct: `Final` stands for it.
+# Records made for each push are msgspec structs, which are constructed in a third of the time of a dataclass.
 
 
 @final
-@dataclass(slots=True, unsafe_hash=True)
-class Push:
+class Push(Struct, frozen=True, gc=False):
     """All gradients of one worker's iteration have arrived.
 
     Attributes:
@@ -24,17 +24,16 @@ class Push:
         version: version of the weights that the gradients were computed on.
     """
 
-    worker: Final[int]
-    iteration: Final[int]
-    samples: Final[int]
-    units: Final[float]
-    share: Final[float]
-    version: Final[int]
+    worker: int
+    iteration: int
+    samples: int
+    units: float
+    share: float
+    version: int
 
 
 @final
-@dataclass(slots=True, unsafe_hash=True)
-class Commit:
+class Commit(Struct, frozen=True, gc=False):
     """Fold these pushes into the parameters as one update, their mean weighted by units.
 
     Attributes:
@@ -42,13 +41,12 @@ class Commit:
         share: part of a global batch that the update stands for; 1 for a whole barrier.
     """
 
-    pushes: Final[tuple[Push, ...]]
-    share: Final[float]
+    pushes: tuple[Push, ...]
+    share: float
 
 
 @final
-@dataclass(slots=True, unsafe_hash=True)
-class Release:
+class Release(Struct, frozen=True, gc=False):
     """Let this worker start its next iteration on the weights after all commits that precede this command.
 
     Attributes:
@@ -58,10 +56,10 @@ class Release:
         held_seconds: time since the worker's push; 0 after a join.
     """
 
-    worker: Final[int]
-    lead: Final[int]
-    bound: Final[int | None]
-    held_seconds: Final[float]
+    worker: int
+    lead: int
+    bound: int | None
+    held_seconds: float
 
 
 Command: TypeAlias = Commit | Release | Regroup

@@ -1,5 +1,6 @@
 """The state that every sync policy keeps: how far each worker is, and whether it is running or held."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import final
@@ -34,7 +35,7 @@ class Roster:
         self.fastest = 0
         self._members: dict[int, _Member] = {}
         # Workers by iterations, in the order in which they arrived there; for the held ones also a heap of the keys.
-        self._at: dict[int, dict[int, None]] = {}
+        self._at: defaultdict[int, dict[int, None]] = defaultdict(dict)
         self._held: dict[int, dict[int, None]] = {}
         self._held_at: list[int] = []
 
@@ -51,7 +52,7 @@ class Roster:
             state = self._state(worker)
             raise ProtocolError(f"worker {worker} joined while it is {state}: it must leave before it joins again")
         self._members[worker] = _Member(self.slowest, now)
-        self._at.setdefault(self.slowest, {})[worker] = None
+        self._at[self.slowest][worker] = None
         return Release(worker, 0, bound, 0.0)
 
     def push(self, push: Push, now: float) -> float:
@@ -80,10 +81,7 @@ class Roster:
                 self.slowest = next_
         if done == self.fastest:
             self.fastest = next_
-        if next_ in self._at:
-            self._at[next_][worker] = None
-        else:
-            self._at[next_] = {worker: None}
+        self._at[next_][worker] = None
         return seconds
 
     def lead(self, worker: int) -> int:

@@ -315,7 +315,7 @@ class ServedExchange:
             self._sizes = np.array(work.sizes, dtype=np.int64)
             self._tracker.follow(self._sizes)
         self.shares.plan(self._sizes)
-        self.shares.add(tuple(Claim(number=number, ranges=ranges) for number, ranges in work.claims))
+        self.shares.add(tuple(Claim.of(*each) for each in work.claims))
 
     def _stop(self) -> None:
         """Leave the pass: open claims go back to the other workers, and this one gets the current weights."""
