@@ -29,7 +29,7 @@ def ran():
         for settles in (False, True):
             calls[f"left {scheme} {settles}"] = local_habits.leave_every_loop, run, 3, settles
         calls[f"resumed {scheme}"] = training.train_and_resume, run, 3
-        calls[f"rolled back {scheme}"] = local_habits.roll_back, run, 3, 2
+        calls[f"rolled back {scheme}"] = local_habits.roll_back, run, 3, 5
     for optimizer in ("momentum", "adam"):
         calls[f"windows {optimizer}"] = training.train_locally, replace(WINDOWS, optimizer=optimizer)
         calls[f"few {optimizer}"] = training.train, Run(scripted=7, optimizer=optimizer, **FEW)
