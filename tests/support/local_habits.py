@@ -80,6 +80,20 @@ def roll_back(run, stop_after, further):
     return weights(model)
 
 
+def skip_a_batch(run, worker):
+    """This worker does not compute the second batch of an epoch; returns the same as `train_locally`."""
+    model, optimizer, loader = training.prepared(run)
+    positions = []
+    for epoch in range(run.epochs):
+        for number, (inputs, targets) in enumerate(loader):
+            share, skips = loader.newest, dist.get_rank() == worker and number == 1
+            own = [] if skips else list(share.positions[: share.samples])
+            positions.append((epoch, share.iteration, own, share.ends_epoch))
+            if not skips:
+                step(model, optimizer, inputs, targets)
+    return {"weights": weights(model), "positions": positions}
+
+
 def overflow(run, worker, iteration):
     """A GradScaler of this worker finds an overflow in this iteration."""
     model, optimizer, loader = training.prepared(run)

@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("local_habits")]
 SCHEMES = ["local-sgd:period=4", "diloco:period=4", "diloco:period=4,fragments=2,alpha=0.5,delay=1"]
 # As in test_local_sgd.py: the last slice of an epoch is too short for all workers.
 WINDOWS = Run(scripted=5, parts={"period": 4}, accumulate=2, samples=79, epochs=6)
+SKIPPED = Run(scheme="local-sgd:period=4", optimizer="sgd")
 # Worker 2 has no sample in the first period.
 FEW = {"samples": 2, "epochs": 5, "parts": {"period": 1}}
 
@@ -35,6 +36,7 @@ def ran():
         calls[f"few {optimizer}"] = training.train, Run(scripted=7, optimizer=optimizer, **FEW)
         calls[f"overflow {optimizer}"] = local_habits.overflow, Run(scheme=SCHEMES[0], optimizer=optimizer), 1, 1
     calls["overflow first"] = local_habits.overflow, Run(scheme="local-sgd:period=1"), 1, 1
+    calls["skipped"] = local_habits.skip_a_batch, SKIPPED, 1
     calls["split"] = local_habits.split_optimizer, Run(scheme="local-sgd")
     values = results(run_workers(training.in_turn, 3, calls))
     return {name: [value[name] for value in values] for name in calls}
@@ -89,6 +91,12 @@ def test_an_overflow_on_one_worker_in_the_first_period_is_no_disagreement(ran):
     for values in (ran["overflow first"], ran["overflow momentum"], ran["overflow adam"]):
         assert all(value == values[0] for value in values)
         assert np.isfinite(values[0]["weights"]).all()
+
+
+def test_a_batch_that_was_not_computed_does_not_count_in_the_average(ran):
+    positions = [value["positions"] for value in ran["skipped"]]
+    expected = training.train_locally_alone(SKIPPED, positions, period=4)
+    same([value["weights"] for value in ran["skipped"]], expected)
 
 
 def test_an_optimizer_that_is_split_over_the_workers_is_refused(ran):

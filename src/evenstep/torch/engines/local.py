@@ -130,9 +130,10 @@ class LocalEngine(Engine):
         return due_fragments(piece, self._period, self._fragments) if piece.last else ()
 
     def _finish(self) -> None:
-        """Count the current batch, and hold the worker if slowness is emulated."""
-        self._in_hand = False
-        self._units = [units + self._count for units in self._units]
+        """Count the current batch, if it was computed, and hold the worker if slowness is emulated."""
+        self._in_hand, batch = False, self.hand_outs.in_hand
+        if batch is not None and batch.computed:
+            self._units = [units + self._count for units in self._units]
         self.tracker.batch_ends()
 
     def begin(self, batch: HandedOut) -> None:

@@ -106,7 +106,7 @@ class LocalServedEngine(ServedEngine):
                 " begins: run the backward of a batch before the forward pass of the next"
             )
         self._require_served()
-        counted = tuple(self._counted)
+        counted = tuple(each for each in self._counted if each.computed)
         self.tracker.compute_ends()
         self._counted.clear()
         if self._pass.forfeited(now.claimed):
