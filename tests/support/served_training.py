@@ -72,6 +72,26 @@ def train_in_periods(run):
     return {"ended": ended, "claims": claims, "kept": len(optimizer.state)}
 
 
+def train_more_later(run, late):
+    """What is said where the last layer is trained from the second epoch on only."""
+    model = training.model_of(run)
+    last = list(model[2].requires_grad_(False).parameters())
+    given = model[0] if late == "adds a group" else model
+    optimizer = torch.optim.SGD(given.parameters(), lr=0.05)
+    loader = DataLoader(TensorDataset(*training.data(run)), batch_size=run.batch_size)
+    prepared, optimizer, loader = evenstep.prepare(model, optimizer, loader, scheme=run.scheme)
+    for epoch in range(2):
+        if epoch:
+            model[2].requires_grad_(True)
+        if epoch and given is not model:
+            optimizer.add_param_group({"params": last})
+        try:
+            for inputs, targets in loader:
+                step(prepared, optimizer, inputs, targets)
+        except evenstep.ConfigError as error:
+            return str(error)
+
+
 LARGE = 200_000
 
 

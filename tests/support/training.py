@@ -553,12 +553,13 @@ def copy_prepared(run):
 
 
 def train_locally(run):
-    """As `train`, but returns what each iteration was computed on, for the reference."""
+    """As `train`, but returns what each iteration was computed on, for the reference; windows run across epochs."""
     model, optimizer, loader = prepared(run)
     positions = []
     for epoch in range(run.epochs):
         for inputs, targets in loader:
-            step(model, optimizer, inputs, targets)
+            torch.nn.functional.mse_loss(model(inputs), targets).backward()
+            _step_in_windows(run, optimizer, len(positions))
             share = loader.current
             positions.append((epoch, share.iteration, list(share.positions[: share.samples]), share.ends_epoch))
     momentum = [state[name].flatten().tolist() for state in optimizer.state.values() for name in sorted(state)]
@@ -567,20 +568,27 @@ def train_locally(run):
     return {"weights": weights(model), "positions": positions, "state": momentum, "steps": steps, "outer": outer}
 
 
+def _step_in_windows(run, optimizer, before):
+    if (before + 1) % run.accumulate == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def in_turn(calls):
     """The values of several functions with their arguments, in one start of the processes."""
     return {name: function(*arguments) for name, (function, *arguments) in calls.items()}
 
 
 def spoil_a_worker(run):
-    """All weights of worker 1 are NaN after the fifth batch."""
+    """All weights of worker 1, and its optimizer's state, are NaN after the fifth batch, as a gradient leaves them."""
     model, optimizer, loader = prepared(run)
     for _ in range(run.epochs):
         for inputs, targets in loader:
             step(model, optimizer, inputs, targets)
             if loader.iteration == 5 and dist.get_rank() == 1:
                 for parameter in model.parameters():
-                    parameter.detach().fill_(float("nan"))
+                    for each in (parameter.detach(), *optimizer.state[parameter].values()):
+                        each.fill_(float("nan"))
     return {"weights": weights(model), "skipped": loader.engine.tracker.skipped}
 
 
@@ -652,12 +660,13 @@ def train_locally_alone(run, positions_by_worker, period, outer=None):
 def _stepped_alone(run, positions_by_worker, models, optimizers):
     """After a step of each worker: the iteration, whether its epoch ends, and the samples of each worker."""
     inputs, targets = data(run)
-    for together in zip(*positions_by_worker, strict=True):
+    for before, together in enumerate(zip(*positions_by_worker, strict=True)):
         epoch, iteration, _, ends = together[0]
         parts = [epoch_order(run, epoch)[positions] for _, _, positions, _ in together]
         for model, optimizer, part in zip(models, optimizers, parts, strict=True):
             if len(part):
-                step(model, optimizer, inputs[part], targets[part])
+                torch.nn.functional.mse_loss(model(inputs[part]), targets[part]).backward()
+            _step_in_windows(run, optimizer, before)
         yield iteration, ends, [len(part) for part in parts]
 
 

@@ -78,7 +78,7 @@ class NarrowMessages:
             flat.add_(values)
 
     def _vector(self, flats: Iterable[torch.Tensor]) -> torch.Tensor:
-        vector = torch.zeros(self._length)
+        vector = torch.zeros(self._length, dtype=torch.float32)  # The default type is the script's.
         for part, flat in zip(torch.split(vector, self._sizes), flats, strict=False):
             part.copy_(flat)
         return vector

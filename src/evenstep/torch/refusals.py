@@ -55,7 +55,18 @@ def require_trainable(request: RunRequest, workers: Workers, scheme: Scheme) -> 
         raise ConfigError(
             f"{tensors} parameter tensors cannot be cut into {scheme.fragments} fragments: use {tensors} or fewer"
         )
-    if scheme.period is not None and request.comm_hook is not None:
+    if scheme.period is not None:
+        _require_local(scheme, request)
+
+
+def _require_local(scheme: Scheme, request: RunRequest) -> None:
+    if any(hasattr(each, "consolidate_state_dict") for each in request.optimizers):
+        raise ConfigError(
+            f"under the scheme {scheme.name!r} each worker steps the whole model on its own, and an optimizer that is"
+            " split over the workers steps a part of it: give the plain optimizer, or use lb-bsp, dbs, bsp or"
+            " batch_sizes"
+        )
+    if request.comm_hook is not None:
         raise ConfigError(
             f"the scheme {scheme.name!r} sends no gradients for comm_hook to compress: leave out one of them"
         )

@@ -78,13 +78,13 @@ def ran():
         calls[f"resumed {stop_after}"] = training.train_and_resume, STREAM, stop_after
         calls[f"settled {stop_after}"] = training.settle_and_go_on, STREAM, stop_after
     calls["broke"] = training.settle_after_the_data_broke, STREAM, 2
-    calls["spoilt"] = training.spoil_a_worker, replace(STREAM, optimizer="sgd")
+    calls["spoilt"] = training.spoil_a_worker, STREAM
     calls["by speed"] = training.train, Run(scheme="diloco:period=6,fragments=3,load=lb-bsp", samples=180, epochs=2)
     calls["delayed"] = training.train, LATE
     for stop_after in (8, 9):
         calls[f"delayed, resumed {stop_after}"] = training.train_and_resume, LATE, stop_after
         calls[f"delayed, settled {stop_after}"] = training.settle_and_go_on, LATE, stop_after
-    calls["spoilt, delayed"] = training.spoil_a_worker, replace(LATE, optimizer="sgd")
+    calls["spoilt, delayed"] = training.spoil_a_worker, LATE
     calls["every step"] = training.train, EVERY_STEP
     for samples in (144, 151):
         calls[f"steps {samples}"] = training.train_by_steps, steps_run(samples)

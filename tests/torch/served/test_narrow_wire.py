@@ -137,7 +137,13 @@ def test_pushes_of_every_type_add_up_to_what_was_to_be_pushed(wire, dtype):
         packed, rest = narrow.round(message, rest)
         narrow.write(packed, received)  # As servers do.
         arrived += flat_views(layout, received)[0]
+    alike = narrow.round(message.clone(), rest)
     assert (arrived - 50 * pushed.double()).abs().max() < 0.01
+    torch.set_default_dtype(torch.float64)  # That of the script's new tensors.
+    try:
+        assert all(map(torch.equal, narrow.round(message.clone(), rest), alike))
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("scheme", ["asp:period=3,wire=int8", "asp:period=3,wire=bf16"])

@@ -114,6 +114,13 @@ def test_a_period_needs_batches_of_one_worker(given, says):
         next(iter(evenstep.prepare(model, optimizer, loader, scheme="asp:period=4", global_batch_size=size)[2]))
 
 
+@pytest.mark.parametrize("late", ["unfreezes", "adds a group"])
+def test_parameters_that_servers_do_not_have_are_refused_before_a_push(tmp_path, late):
+    run = Run(scheme="asp:period=2", optimizer="sgd")
+    told = results(run_served(served_training.train_more_later, 2, run, late, run_dir=tmp_path))
+    assert all("the optimizer steps on 2 parameters that required no gradient at prepare" in each for each in told)
+
+
 @pytest.mark.parametrize("scheme", ["ssp:bound=1", "grouped:groups=1-2/0,across=ssp:bound=1"])
 def test_a_worker_killed_in_a_period_holds_nobody_and_no_sample_is_lost(tmp_path, scheme):
     run = Run(scheme=with_period(scheme, 3), **UNEVEN)

@@ -320,6 +320,8 @@ class BatchLoop(ABC):
                 " this one: leave it where loader.synchronises is True"
             )
         bound.engine.enter_loader()
+        if self._left and not peeked:
+            bound.engine.settle()  # Or else loops that end within a period would never meet.
         if isinstance(self._epochs, OwnEpochs):
             own = self._epochs.begin(again=peeked)
             return own.shares, own.shares, own.make, None
@@ -381,3 +383,4 @@ class BatchLoop(ABC):
             )
             self._leave()
         self._epochs.restore(saved, tracker)
+        self.engine.start_over()

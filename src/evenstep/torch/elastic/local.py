@@ -11,13 +11,13 @@ from evenstep.core.activity import Doing
 from evenstep.core.errors import ConfigError
 from evenstep.core.fragments import due_fragments
 from evenstep.schemes import Scheme
-from evenstep.tensors.messages import all_finite
 from evenstep.torch.elastic.engine import NO_BACKWARD, ElasticEngine
 from evenstep.torch.elastic.quorum import BrokenQuorumError
 from evenstep.torch.engines.averages import (
+    Averaged,
     average,
-    averaged_tensors,
     begin_anew,
+    clean_state,
     kinds_of,
     parameters_of,
     require_same_kinds,
@@ -25,6 +25,7 @@ from evenstep.torch.engines.averages import (
     step_counts,
     step_outer,
 )
+from evenstep.torch.engines.copies import CopiedGradients
 from evenstep.torch.engines.engine import UNSETTLED
 from evenstep.worker.hand_outs import HandedOut, Origin
 from evenstep.worker.nonfinite import NonfiniteGuard
@@ -53,6 +54,8 @@ class LocalReplica(ElasticEngine):
         self._period, self._outer = scheme.period_in_iterations, scheme.outer
         self._guard = None if scheme.nonfinite == "spread" else NonfiniteGuard(scheme.nonfinite, self.tracker)
         self._models, self._optimizers, self._parts = models, optimizers, parts
+        self._averaged = Averaged(models, optimizers if self._outer is None else ())
+        self._keeps_out = CopiedGradients(models).keep_out
         self._began: _State | None = None
         """The state at the last meeting, from the first batch after it on."""
         self._ended = True
@@ -85,7 +88,7 @@ class LocalReplica(ElasticEngine):
         batch = self.hand_outs.in_hand
         if batch is not None:
             batch.closed = True
-            if not (self._ended or batch.piece.samples):  # A copy of another member's sample.
+            if not (self._ended or batch.piece.samples or batch.backward):  # A copy of another member's sample.
                 for model in self._models:
                     model.zero_grad()
         self.stepped = True
@@ -149,8 +152,8 @@ class LocalReplica(ElasticEngine):
         """
         now, averaged = self.tracker.iteration, self._optimizers if self._outer is None else ()
         assert now is not None
-        named, counts = averaged_tensors(self._models, averaged), step_counts(averaged)
-        finite = self._guard is None or all_finite(named.values())
+        named, counts = self._averaged.tensors(), step_counts(averaged)
+        finite = self._guard is None or self._averaged.finite(named)
         own = np.float64(self._units if finite else 0.0)
         extra = kinds_of(named, {"counts": counts}), int(own.view(np.int64))  # Rows hold integers.
         row = self._rows.row(now, weighed=self._weighed, extra=extra)
@@ -159,6 +162,7 @@ class LocalReplica(ElasticEngine):
         total = float(np.ascontiguousarray(units).view(np.float64).sum())
         if self._guard is not None and not finite:
             self._guard.skip(now, finite=bool(total))
+            clean_state(self._optimizers)
         if not total:
             begin_anew(parameters_of(self._optimizers), began.tensors)
             return False

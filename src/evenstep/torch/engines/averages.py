@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, final
 
 import torch
 
@@ -10,6 +10,7 @@ from evenstep.core.errors import DisagreementError
 from evenstep.core.values import IntArray
 from evenstep.core.workers import minority, name_workers
 from evenstep.schemes import Outer
+from evenstep.tensors.messages import all_finite
 from evenstep.tensors.outer import momentum_step
 
 _CHUNK_BYTES: Final = 32 * 2**20
@@ -53,25 +54,87 @@ def begin_anew(parameters: Iterable[torch.Tensor], began: dict[torch.Tensor, tor
         parameter.copy_(began.pop(parameter, parameter))
 
 
-def averaged_tensors(
-    models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]
-) -> dict[str, torch.Tensor]:
-    """The tensors to average: parameters, buffers and optimizer state, by name, in the same order on every worker.
+@final
+class Averaged:
+    """What workers average: the models' trained parameters and buffers, and the state of these optimizers.
 
-    Integers are left out, and so are the optimizers' counts of steps (`step_counts`).
+    A parameter is trained from the first time on that it requires a gradient here, or where workers meet: scripts with
+    several models freeze each while another steps.
     """
-    tensors: dict[str, torch.Tensor] = {}
-    for index, model in enumerate(models):
-        weights = ((name, weight.detach()) for name, weight in model.named_parameters() if weight.requires_grad)
-        tensors.update({f"{index} {name}": tensor for name, tensor in (*weights, *model.named_buffers())})
-    for number, state in enumerate(_states(optimizers)):
-        keys = [key for key in sorted(state) if key != "step" and torch.is_tensor(state[key])]
-        tensors.update({f"state {number} {key}": state[key] for key in keys})
+
+    def __init__(self, models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._models, self._optimizers = models, optimizers
+        self._trained: set[torch.Tensor] = set()
+        buffers = {each.data_ptr() for model in models for each in model.buffers()}
+        infinite = [
+            name for name, each in self.tensors().items() if each.data_ptr() in buffers and not all_finite([each])
+        ]
+        self._infinite: Final = frozenset(infinite)
+        """Buffers that are not finite from the start, such as a mask of -inf."""
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors by name, in the same order on every worker.
+
+        Integers are left out, and so are the optimizers' counts of steps (`step_counts`).
+        """
+        tensors: dict[str, torch.Tensor] = {}
+        for index, model in enumerate(self._models):
+            self._trained.update(each for each in model.parameters() if each.requires_grad)
+            weights = ((name, each.detach()) for name, each in model.named_parameters() if each in self._trained)
+            tensors.update({f"{index} {name}": tensor for name, tensor in (*weights, *model.named_buffers())})
+        for number, state in enumerate(_states(self._optimizers)):
+            keys = [key for key in sorted(state) if key != "step" and torch.is_tensor(state[key])]
+            tensors.update({f"state {number} {key}": state[key] for key in keys})
+        return {
+            name: torch.view_as_real(tensor) if tensor.is_complex() else tensor
+            for name, tensor in tensors.items()
+            if tensor.is_floating_point() or tensor.is_complex()
+        }
+
+    def finite(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """True if none of these tensors has come to hold a NaN or an infinity."""
+        return all_finite(each for name, each in tensors.items() if name not in self._infinite)
+
+
+def clean_state(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Let the optimizers go on without the NaNs and infinities in their state."""
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            for value in filter(torch.is_tensor, state.values()):
+                value.nan_to_num_(0.0, 0.0, 0.0)
+
+
+def described_states(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, dict[str, Any]]:
+    """By parameter and name, what a worker without this state has to make: plain values for `complete_states`."""
     return {
-        name: torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        for name, tensor in tensors.items()
-        if tensor.is_floating_point() or tensor.is_complex()
+        str(number): {
+            key: [
+                list(each.shape),
+                str(each.dtype).removeprefix("torch."),
+                each.is_cpu,
+                0 if each.dim() else each.item(),
+            ]
+            for key, each in state.items()
+            if torch.is_tensor(each)
+        }
+        for number, state in enumerate(_states(optimizers))
     }
+
+
+def complete_states(
+    optimizers: Sequence[torch.optim.Optimizer], described: Iterable[Mapping[str, Mapping[str, Any]]]
+) -> None:
+    """Add what any worker's optimizers keep for a parameter that these have not stepped: zeros, and single numbers.
+
+    A worker may have had no samples, a batch that does not use the parameter, or an overflow.
+    """
+    owners = [(each.state, parameter) for each in optimizers for parameter in parameters_of([each])]
+    for states in described:
+        for number, (state, parameter) in enumerate(owners):
+            for key, (shape, dtype, on_cpu, value) in states[str(number)].items():
+                if state[parameter].get(key) is None:
+                    device = "cpu" if on_cpu else parameter.device
+                    state[parameter][key] = torch.full(shape, value, dtype=getattr(torch, dtype), device=device)
 
 
 def _states(optimizers: Sequence[torch.optim.Optimizer]) -> list[dict[str, Any]]:

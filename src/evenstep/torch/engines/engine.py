@@ -84,6 +84,8 @@ class Engine(ABC):
         """The factor of the weight of a part of it, besides its portion; None if each part weighs like the share."""
         self._scale: LossScale | None = None
         """Finds out how the loss is scaled, where gradients are summed, until it is sure."""
+        self._keeps_out: Callable[[], None] | None = None
+        """Keeps the gradients of a backward on a copy of another worker's sample out, where no weight of 0 does."""
         self._units_ahead: tuple[HandedOut | None, Any] | None = None
         """The count from `weigh_by` for the next forward pass, and the batch that it is expected to compute."""
 
@@ -202,6 +204,10 @@ class Engine(ABC):
         """Make the weights of all workers equal, if the scheme lets them differ between steps."""
         return
 
+    def start_over(self) -> None:
+        """Called when a state was loaded: what workers have computed since they last met does not count."""
+        return
+
     def compare_replicas(self) -> None:
         """Check, on all workers together, that they have the same weights, if the scheme promises that.
 
@@ -280,6 +286,8 @@ class Engine(ABC):
 
     def _backward_begins(self, model: int, batch: HandedOut, _: torch.Tensor | None) -> None:
         batch.open, batch.backward = False, True
+        if self._keeps_out is not None and not batch.piece.samples:
+            self._keeps_out()
         now = self.hand_outs.in_hand
         if now is not batch and now is not None:
             self._mixed |= not batch.weighs_as(now)

@@ -14,12 +14,14 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.fragments import cut_into_fragments, due_fragments, leaving_fragments
 from evenstep.core.samples import Share
 from evenstep.schemes import Scheme
-from evenstep.tensors.messages import all_finite
 from evenstep.torch.engines.averages import (
+    Averaged,
     average,
-    averaged_tensors,
     begin_anew,
     chunks,
+    clean_state,
+    complete_states,
+    described_states,
     flat_of,
     kinds_of,
     parameters_of,
@@ -29,11 +31,12 @@ from evenstep.torch.engines.averages import (
     step_counts,
     step_outer,
 )
+from evenstep.torch.engines.copies import CopiedGradients
 from evenstep.torch.engines.engine import UNSETTLED, Engine
 from evenstep.torch.engines.hierarchical_sum import HierarchicalSum
 from evenstep.torch.engines.reports import ReportExchange
 from evenstep.torch.processes.liveness import Liveness
-from evenstep.torch.processes.workers import Workers
+from evenstep.torch.processes.workers import Workers, gather
 from evenstep.worker.hand_outs import HandedOut
 from evenstep.worker.iteration import Iteration
 from evenstep.worker.nonfinite import NonfiniteGuard
@@ -67,13 +70,14 @@ class LocalEngine(Engine):
         self._underway: _Underway | None = None
         # The model that all workers had in common when the period of each parameter began.
         self._began: dict[torch.Tensor, torch.Tensor] = {}
-        self._apart = False
+        self._apart, self._alike = False, True
         self._sums = None
         if workers.device_group is not None:
             self._sums = HierarchicalSum(workers, "float32" if self._outer is None else self._outer.wire)
         self._nonfinite = None if scheme.nonfinite == "spread" else NonfiniteGuard(scheme.nonfinite, tracker)
         self._models = models
         self._optimizers = optimizers
+        self._keeps_out = CopiedGradients(models).keep_out
         self._exchange = ReportExchange(workers, tracker.meter)
         self._units = [0.0] * self._fragments
         self._count = 0.0
@@ -85,6 +89,7 @@ class LocalEngine(Engine):
             for model in models:
                 for tensor in (*model.parameters(), *model.buffers()):
                     dist.broadcast(tensor.detach(), group=workers.device_group, group_src=0)
+        self._averaged = Averaged(models, optimizers if self._outer is None else ())
 
     def enter_loader(self) -> None:
         now = self.hand_outs.in_hand
@@ -124,19 +129,19 @@ class LocalEngine(Engine):
         return due_fragments(piece, self._period, self._fragments) if piece.last else ()
 
     def _finish(self) -> None:
-        """Count the current batch, and hold the worker if slowness is emulated."""
-        self._in_hand = False
-        self._units = [units + self._count for units in self._units]
+        """Count the current batch, if it was computed, and hold the worker if slowness is emulated."""
+        self._in_hand, batch = False, self.hand_outs.in_hand
+        if batch is not None and batch.computed:
+            self._units = [units + self._count for units in self._units]
         self.tracker.batch_ends()
 
     def begin(self, batch: HandedOut) -> None:
-        before = self.tracker.iteration
-        if self._outer is not None and (before is None or before.paused is not None):
+        if self._outer is not None and self._alike:
             new = (each for each in parameters_of(self._optimizers) if each not in self._began)
             self._began.update({parameter: parameter.detach().clone() for parameter in new})
         self.tracker.batch_begins()
         self.tracker.begin(batch.share, batch.piece, batch.epoch, batch.origin.number)
-        self._in_hand = True
+        self._in_hand, self._alike = True, False
         self._stepped.clear()
         self._count = batch.piece.samples
         if batch.units is not None:
@@ -150,7 +155,7 @@ class LocalEngine(Engine):
     def unsettled(self) -> str | None:
         now = self.tracker.iteration
         alone = self.workers.count == 1 and self._outer is None
-        if alone or now is None or (now.paused is not None and not self._apart):
+        if alone or now is None or (self._alike and not self._apart):
             return None
         return UNSETTLED
 
@@ -163,17 +168,21 @@ class LocalEngine(Engine):
             self._sums.close()
         super().close()
 
+    def start_over(self) -> None:
+        self._units = [0.0] * self._fragments
+        self._began.clear()
+        self._underway = None
+        self._in_hand, self._alike, self._apart = False, True, False
+
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Drop the gradients if the batch is a copy of another worker's sample."""
+        """Drop the gradients of a copy of another worker's sample, if their backward was not noticed."""
         self.check_batch(optimizer)
         self.tracker.mark(Doing.STEPPED)
-        if self.hand_outs.in_hand is not None:
-            self.hand_outs.in_hand.closed = True
-        now = self.tracker.iteration
-        if now is not None and self._in_hand and not now.piece.samples:
-            for model in self._models:
-                for parameter in model.parameters():
-                    parameter.grad = None
+        if (batch := self.hand_outs.in_hand) is not None:
+            batch.closed = True
+            if self._in_hand and not (batch.piece.samples or batch.backward):
+                for model in self._models:
+                    model.zero_grad()
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Called after a step, as a hook: average after the last batch, if the loop ended before it was computed."""
@@ -187,11 +196,11 @@ class LocalEngine(Engine):
         """Average these fragments, and exchange the reports of all workers; if it `settles`, all models are alike."""
         reported, now.paused = now.paused is not None, time.perf_counter()
         averaged = self._optimizers if self._outer is None else ()
-        named, counts = averaged_tensors(self._models, averaged), step_counts(averaged)
+        named, counts = self._averaged.tensors(), step_counts(averaged)
         trained, cut = self._cut()
         parts = self._parts(named, due)
         underway = self._arrive(discard=settles)
-        finite = self._nonfinite is None or all_finite(named.values())
+        finite = self._nonfinite is None or self._averaged.finite(named)
         counted = self._units if finite else [0.0] * self._fragments
         # A row has integers only: the floats travel as their bits.
         extra = kinds_of(*parts.values(), {"counts": counts}), *np.array(counted).view(np.int64).tolist()
@@ -199,12 +208,18 @@ class LocalEngine(Engine):
         table = self._exchange.wait()
         assert table is not None
         kinds, *units = self._exchange.check(table).T
+        if averaged and (kinds != kinds[0]).any():
+            complete_states(averaged, gather(self.workers.processes, described_states(averaged)))
+            counts, parts = step_counts(averaged), self._parts(self._averaged.tensors(), due)
+            told = gather(self.workers.processes, {"kinds": kinds_of(*parts.values(), {"counts": counts})})
+            kinds = np.array([each["kinds"] for each in told])
         require_same_kinds(kinds)
         totals = [float(np.ascontiguousarray(each).view(np.float64).sum()) for each in units]
         if underway is not None:
             totals[underway.fragment] = float(underway.total)
         if self._nonfinite is not None and not finite:
             self._nonfinite.skip(now, finite=any(totals[fragment] for fragment in due))
+            clean_state(self._optimizers)  # Or else the next step spoils the weights again.
         kept = self._alpha if finite and not settles else 0.0
         for fragment in range(self._fragments):
             stepped = {number: each for number, each in enumerate(trained) if cut[number] == fragment}
@@ -224,7 +239,7 @@ class LocalEngine(Engine):
             self.tracker.meter.received = None  # Sizes were decided from these reports before.
         met = parts.keys() - ({underway.fragment} if underway is not None else ())
         self._units = [0.0 if part in met else units for part, units in enumerate(counted)]
-        self._weighed, self._apart = False, not settles and (self._fragments > 1 or self._alpha > 0)
+        self._weighed, self._alike, self._apart = False, True, not settles and (self._fragments > 1 or self._alpha > 0)
 
     def _cut(self) -> tuple[list[torch.Tensor], list[int]]:
         """The parameters, and the fragment of each."""
@@ -244,12 +259,12 @@ class LocalEngine(Engine):
     @torch.no_grad()
     def _leave(self, fragment: int) -> None:
         """Begin the exchange of a fragment as it is now; the worker computes on while it is under way."""
-        tensors = list(self._parts(averaged_tensors(self._models, ()), (fragment,))[fragment].values())
+        tensors = self._parts(self._averaged.tensors(), (fragment,))[fragment]
         units, self._units[fragment] = self._units[fragment], 0.0
-        finite = self._nonfinite is None or all_finite(tensors)
+        finite = self._nonfinite is None or self._averaged.finite(tensors)
         weight = units if finite else 0.0
         total, works = torch.tensor(weight, dtype=torch.float64), []
-        sums = [(chunk, flat_of(chunk, weight)) for chunk in chunks(tensors)]
+        sums = [(chunk, flat_of(chunk, weight)) for chunk in chunks([*tensors.values()])]
         if self.workers.device_group is not None:
             works = [dist.all_reduce(total, group=self.workers.host_group, async_op=True)]
             works += [dist.all_reduce(flat, group=self.workers.device_group, async_op=True) for _, flat in sums]

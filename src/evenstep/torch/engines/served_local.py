@@ -8,6 +8,7 @@ from evenstep.core.activity import Doing
 from evenstep.core.errors import ConfigError
 from evenstep.protocol.optimizer import OptimizerSpec, Options
 from evenstep.schemes import Outer
+from evenstep.torch.engines.averages import clean_state, parameters_of
 from evenstep.torch.engines.served import ServedEngine, units_of_all
 from evenstep.worker.hand_outs import HandedOut
 
@@ -104,7 +105,8 @@ class LocalServedEngine(ServedEngine):
                 "the change of the model is to be pushed after a batch whose backward has not run when the next one"
                 " begins: run the backward of a batch before the forward pass of the next"
             )
-        counted = tuple(self._counted)
+        self._require_served()
+        counted = tuple(each for each in self._counted if each.computed)
         self.tracker.compute_ends()
         self._counted.clear()
         if self._pass.forfeited(now.claimed):
@@ -113,11 +115,19 @@ class LocalServedEngine(ServedEngine):
         samples = sum(each.piece.samples for each in counted) if any(each.closed for each in counted) else 0
         put = self._parameters.put_changes if samples else float
         if not self._pass.push(iteration, now.claimed, put, samples=samples, units=units_of_all(counted)):
-            self._clean_state()
+            clean_state([self._optimizer])
 
-    def _clean_state(self) -> None:
-        """Let the script's optimizer go on without the NaNs and infinities in its state."""
-        for state in self._optimizer.state.values():
-            for value in state.values():
-                if torch.is_tensor(value):
-                    value.nan_to_num_(0.0, 0.0, 0.0)
+    def _require_served(self) -> None:
+        """Check that the servers have all parameters that the script's optimizer steps.
+
+        Raises:
+            ConfigError: It steps others, of which each worker would have its own.
+        """
+        given = parameters_of([self._optimizer])
+        others = [each for each in given if each.requires_grad and not self._parameters.has(each)]
+        if others:
+            raise ConfigError(
+                f"the optimizer steps on {len(others)} parameters that required no gradient at prepare or came later,"
+                f" such as one of shape {list(others[0].shape)}, and servers keep those of then: unfreeze parameters"
+                " and add param groups before prepare"
+            )

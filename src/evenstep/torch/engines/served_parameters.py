@@ -69,12 +69,17 @@ class ServedParameters:
                 shard.narrow_bytes = narrow.nbytes
         self._gradients: list[_Message] = []
         self._all = [each for parameters in self._parameters for each in parameters]
+        self._ids = frozenset(map(id, self._all))
         self._weights: list[tuple[torch.nn.Parameter, torch.Tensor, int]] = []
         """Each parameter, its view in the message of weights, and the address of that."""
         self._viewed = -1
         self._warned = False
         self._taken: int | None = None
         """The sum of the parameters' version counters when weights were last taken."""
+
+    def has(self, parameter: torch.Tensor) -> bool:
+        """True if the servers have this parameter."""
+        return id(parameter) in self._ids
 
     def view(self) -> None:
         """Use the link's messages, which change when this worker joins anew."""

@@ -1,0 +1,124 @@
+"""Habits of training scripts where each worker steps on its own gradients between two averages."""
+
+import copy
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+
+import evenstep
+from support import training
+from support.training import step, weights
+
+
+def adversarial(run, toggles):
+    """Two models, of which the first, if it `toggles`, is frozen from its own step to the next iteration's."""
+    first, second = training.model_of(run), training.model_of(run)
+    one, two = (torch.optim.SGD(model.parameters(), lr=0.05) for model in (first, second))
+    loader = DataLoader(TensorDataset(*training.data(run)), batch_size=run.batch_size, shuffle=True)
+    models, (one, two), loader = evenstep.prepare(
+        (first, second), (one, two), loader, scheme=run.chosen_scheme(), seed=run.seed
+    )
+    for _ in range(run.epochs):
+        for inputs, targets in loader:
+            first.requires_grad_(True)
+            step(models[0], one, inputs, targets)
+            first.requires_grad_(not toggles)
+            step(models[1], two, inputs, -targets)
+    return weights(first) + weights(second)
+
+
+class Masked(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+
+    def forward(self, inputs):
+        return self.inner(inputs)
+
+
+def masked(run):
+    """A model with a buffer of zeros and infinities, like an attention mask."""
+    model, optimizer, loader = training.prepared(run, Masked(training.model_of(run)))
+    for _ in range(run.epochs):
+        for inputs, targets in loader:
+            step(model, optimizer, inputs, targets)
+    return weights(model)
+
+
+def leave_every_loop(run, stop, settles):
+    """Each loop is left after a few batches, before the first average; the last one settles."""
+    model, optimizer, loader = training.prepared(run)
+    for epoch in range(run.epochs):
+        for number, (inputs, targets) in enumerate(loader, 1):
+            step(model, optimizer, inputs, targets)
+            if number == stop:
+                break
+        if settles or epoch == run.epochs - 1:
+            loader.settle()
+    return weights(model)
+
+
+def roll_back(run, stop_after, further):
+    """As `train_and_resume`, but the same objects go on in between, and leave that loop too."""
+    model, optimizer, loader = training.prepared(run)
+    saved = None
+    for stop in (stop_after, further):
+        for number, (inputs, targets) in enumerate(loader, 1):
+            step(model, optimizer, inputs, targets)
+            if number == stop:
+                break
+        if saved is None:
+            loader.settle()
+            saved = copy.deepcopy([each.state_dict() for each in (loader, model, optimizer)])
+    for each, state in zip((loader, model, optimizer), saved, strict=True):
+        each.load_state_dict(state)
+    for _ in range(loader.epoch, run.epochs):
+        for inputs, targets in loader:
+            step(model, optimizer, inputs, targets)
+    return weights(model)
+
+
+def skip_a_batch(run, worker):
+    """This worker does not compute the second batch of an epoch; returns the same as `train_locally`."""
+    model, optimizer, loader = training.prepared(run)
+    positions = []
+    for epoch in range(run.epochs):
+        for number, (inputs, targets) in enumerate(loader):
+            share, skips = loader.newest, dist.get_rank() == worker and number == 1
+            own = [] if skips else list(share.positions[: share.samples])
+            positions.append((epoch, share.iteration, own, share.ends_epoch))
+            if not skips:
+                step(model, optimizer, inputs, targets)
+    return {"weights": weights(model), "positions": positions}
+
+
+def overflow(run, worker, iteration):
+    """A GradScaler of this worker finds an overflow in this iteration."""
+    model, optimizer, loader = training.prepared(run)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    for _ in range(run.epochs):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            spoilt = dist.get_rank() == worker and loader.iteration == iteration
+            scaler.scale(loss * torch.inf if spoilt else loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    states = [each.flatten().tolist() for state in optimizer.state.values() for each in state.values()]
+    return {"weights": weights(model), "states": states}
+
+
+def split_optimizer(run):
+    """What is said of an optimizer that is split over the workers."""
+    # Its module warns of its own use of TorchScript.
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = training.model_of(run)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    loader = DataLoader(TensorDataset(*training.data(run)), batch_size=run.batch_size)
+    try:
+        evenstep.prepare(model, optimizer, loader, scheme=run.scheme)
+    except evenstep.ConfigError as error:
+        return str(error)
