@@ -1,5 +1,6 @@
 """What every test gets: reproducible hypothesis examples, and a look at what it left behind."""
 
+import gc
 import multiprocessing
 import os
 import re
@@ -85,6 +86,17 @@ def pytest_ignore_collect(collection_path, config):
     if not is_test or (config.option.markexpr == "alone" and "mark.alone" not in collection_path.read_text()):
         return True
     return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Collect without searches for garbage: imports leave none, and each search looks through all that they brought."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)
