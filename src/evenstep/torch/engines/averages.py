@@ -131,7 +131,7 @@ def complete_states(
     owners = [(each.state, parameter) for each in optimizers for parameter in parameters_of([each])]
     for states in described:
         for number, (state, parameter) in enumerate(owners):
-            for key, (shape, dtype, on_cpu, value) in states[str(number)].items():
+            for key, (shape, dtype, on_cpu, value) in states.get(str(number), {}).items():
                 if state[parameter].get(key) is None:
                     device = "cpu" if on_cpu else parameter.device
                     state[parameter][key] = torch.full(shape, value, dtype=getattr(torch, dtype), device=device)
