@@ -230,7 +230,7 @@ def test_json_has_the_numbers_for_machines(page, capsys):
     ("arguments", "fragment"),
     [
         ("", "the following arguments are required: RUN_DIR"),
-        ("nowhere", "nowhere holds no worker-*.jsonl"),
+        ("nowhere", "there is no folder nowhere"),
         ("HERE/equal -o HERE/none/report.html", "cannot be written (No such file or directory): give another"),
         ("HERE/equal HERE/equal", "was named twice"),
     ],

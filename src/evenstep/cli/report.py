@@ -14,7 +14,7 @@ from rich.table import Table
 
 from evenstep import __version__
 from evenstep.advice import balancing, measured_machines
-from evenstep.cli.arguments import Parser, as_path, require_writable, write_text
+from evenstep.cli.arguments import Parser, as_path, require_run_dir, require_writable, write_text
 from evenstep.cli.simulated import plain_table
 from evenstep.core.errors import ConfigError, naming
 from evenstep.core.shown import printable
@@ -121,6 +121,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 def _runs_in(folder: Path) -> list[Path]:
     """Return the folder itself, or the run directories in it, in the order in which they were written."""
+    require_run_dir(folder)
     if any(folder.glob("worker-*.jsonl")):
         return [folder]
     found = sorted(folder.glob("*/worker-*.jsonl"), key=lambda path: path.stat().st_mtime)
