@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar, final
@@ -152,18 +153,13 @@ def tell(check: Callable[[], tuple[_Own, Mapping[str, Any]]], exchange: Exchange
     Raises:
         ConfigError: The check failed on another worker, which is named; its own error on the worker where it failed.
     """
-    failure: Exception | None = None
     try:
         own, record = check()
     except Exception as error:  # Whatever failed, the others must not wait for this worker.
-        failure, record = error, {"error": _sentence(error)}
-    try:
-        records = exchange(record)
-    except Exception:
-        if failure is None:
-            raise
-    if failure is not None:
-        raise failure  # More useful than an error about telling the others.
+        with suppress(Exception):  # An error about telling them says less.
+            exchange({"error": _sentence(error)})
+        raise
+    records = exchange(record)
     for rank, each in enumerate(records):
         if "error" in each:
             raise ConfigError(f"worker {rank}: {each['error']}")
