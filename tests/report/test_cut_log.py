@@ -125,7 +125,7 @@ def test_what_is_not_there_or_cannot_be_read_is_one_sentence(tmp_path, capsys):
     for folder, fragment in (
         ("empty", "holds no worker-*.jsonl"),
         ("folder", "it is not a regular file"),
-        ("x", "holds no"),
+        ("x", "there is no folder"),
     ):
         assert main(["report", str(tmp_path / folder)]) == 2
         assert fragment in capsys.readouterr().err
