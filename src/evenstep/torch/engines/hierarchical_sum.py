@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from evenstep.core.backends import GLOO
+from evenstep.core.groups import by_host
 from evenstep.schemes.scheme import Wire
 from evenstep.torch.engines.narrow import NarrowSum
 from evenstep.torch.processes.workers import Workers, new_group
@@ -29,18 +30,14 @@ class HierarchicalSum:
         assert group is not None
         self._inside: dist.ProcessGroup | None = None
         self._first = True
-        ours = dist.get_backend(group) == GLOO or wire != "float32"
-        if ours and 1 < len(set(workers.hosts)) < workers.count:
-            ranks = dist.get_process_group_ranks(group)
-            hosts: dict[str, list[int]] = {}
-            for rank, host in zip(ranks, workers.hosts, strict=True):
-                hosts.setdefault(host, []).append(rank)
-            first = [members[0] for members in hosts.values()]
-            others = [rank for rank in ranks if rank not in first]
+        backend, hosts = dist.get_backend(group), by_host(workers.hosts)
+        if (backend == GLOO or wire != "float32") and 1 < len(hosts) < workers.count:
+            ranks, seconds = dist.get_process_group_ranks(group), workers.timeout_seconds
+            members = [[ranks[worker] for worker in host] for host in hosts]
+            first = [each[0] for each in members]
             self._first = dist.get_rank() in first
-            backend, seconds = dist.get_backend(group), workers.timeout_seconds
-            self._inside = new_group(list(hosts.values()), backend, seconds)
-            group = new_group([first, others], backend, seconds)
+            self._inside = new_group(members, backend, seconds)
+            group = new_group([first, [rank for rank in ranks if rank not in first]], backend, seconds)
         self._group, self._stays = group, self._inside is None or workers.given_group is not None
         self._narrow = None if wire == "float32" else NarrowSum(wire, group)
 
