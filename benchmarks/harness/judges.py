@@ -76,7 +76,8 @@ JUDGES = {
     "loaders": ("core/samples", "torch/data"),
     "local_steps": (
         "benchmarks/harness/local_steps_worker.py", "core/fragments.py", "tensors", "torch/engines/averages.py",
-        "torch/engines/hierarchical_sum.py", "torch/engines/local.py", "torch/engines/narrow.py", "torch/engines/served_local.py",
+        "torch/engines/hierarchical_sum.py", "torch/engines/local.py", "torch/engines/narrow.py",
+        "torch/engines/served_local.py",
     ),
     "meshes": (*SIZES, *WORKERS, "torch/engines/sharded.py", "worker/peers.py"),
     "momentum_rules": SIMULATED,
