@@ -140,6 +140,7 @@ def main(pages):
     with ExitStack() as stack:
         if "any-framework.md" in pages:
             dist.init_process_group("gloo", timeout=timedelta(minutes=2))
+            stack.callback(dist.destroy_process_group)  # Its threads must not outlive the interpreter.
         for page in pages:
             run(page, stack)
 
