@@ -1,7 +1,7 @@
-"""One worker of `local_steps.py`: trains a small transformer on text, under a scheme of evenstep or torchft's DiLoCo.
+"""One worker of `local_steps.py`: trains one of its tasks, under a scheme of evenstep or torchft's DiLoCo.
 
-It sleeps for every sample that it computes on, in the forward pass. Rank 0 copies the model where all workers have (or
-have just received) it, and evaluates the copies when the run is over.
+Its steps take as long as they are told to, by a sleep in the forward pass. Rank 0 copies the model where all workers
+have (or have just received) it, and evaluates the copies when the run is over.
 """
 
 import argparse
@@ -18,41 +18,74 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import evenstep
 from harness.tasks import LETTERS, letters_of_help
+from harness.tasks import letters as letters_task
 
-CONTEXT, WIDTH, HEADS, LAYERS = 32, 96, 4, 4
-TESTED = 512
+CONTEXT = 32
+TESTED = 256
 """Windows of text that are kept for evaluation."""
 
 
 class Transformer(torch.nn.Module):
-    """Predicts each next letter; sleeps `seconds` for each sample while it trains, times `slowness` of the moment."""
+    """The scores of each next letter, `(samples, letters, CONTEXT)`."""
 
-    def __init__(self, seconds, slowness):
+    def __init__(self, width):
         super().__init__()
-        self.seconds, self.slowness = seconds, slowness
-        self.letters = torch.nn.Embedding(len(LETTERS), WIDTH)
-        self.places = torch.nn.Embedding(CONTEXT, WIDTH)
+        self.letters = torch.nn.Embedding(len(LETTERS), width)
+        self.places = torch.nn.Embedding(CONTEXT, width)
         layer = torch.nn.TransformerEncoderLayer(
-            WIDTH, HEADS, 4 * WIDTH, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+            width, 4, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
         )
-        self.layers = torch.nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
-        self.scores = torch.nn.Linear(WIDTH, len(LETTERS))
+        self.layers = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        self.scores = torch.nn.Linear(width, len(LETTERS))
 
     def forward(self, texts):
-        if self.training:
-            time.sleep(len(texts) * self.seconds * self.slowness())
         mask = torch.nn.Transformer.generate_square_subsequent_mask(CONTEXT)
         hidden = self.letters(texts) + self.places(torch.arange(CONTEXT))
-        return self.scores(self.layers(hidden, mask=mask, is_causal=True))
+        return self.scores(self.layers(hidden, mask=mask, is_causal=True)).transpose(1, 2)
 
 
-def loss_of(model, texts):
-    return functional.cross_entropy(model(texts[:, :-1]).transpose(1, 2), texts[:, 1:])
+def text(samples, width=96):
+    """A transformer of 0.46 million parameters, the samples to train on, and those to evaluate."""
+    codes = torch.from_numpy(letters_of_help()[0])
+    windows = codes[: len(codes) // (CONTEXT + 1) * (CONTEXT + 1)].view(-1, CONTEXT + 1)
+    windows = windows[torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))]
+    train, test = windows[TESTED:], windows[:TESTED]
+    train = train.repeat(math.ceil(samples / len(train)), 1)[:samples]
+    return Transformer(width), *(TensorDataset(each[:, :-1], each[:, 1:]) for each in (train, test))
+
+
+def large(samples):
+    """The same with 9.7 million parameters."""
+    return text(samples, width=448)
+
+
+def letters(samples):
+    """A network of one hidden layer, with 0.1 million parameters, for the next letter after two."""
+    task = letters_task(samples=samples, hidden=1024)
+    return task.network(), TensorDataset(*task.train), TensorDataset(*task.test)
+
+
+class Pace:
+    """Makes a step take `seconds` for each sample, times the `slowness` of the moment, with what the step computes."""
+
+    def __init__(self, seconds, slowness):
+        self.seconds, self.slowness = seconds, slowness
+        self._computed = time.thread_time()
+
+    def hold(self, samples):
+        """Sleep for what the last step has not computed."""
+        computed = time.thread_time() - self._computed
+        time.sleep(max(0.0, samples * self.seconds * self.slowness() - computed))
+        self._computed = time.thread_time()
+
+
+TASKS = {"text": text, "large": large, "letters": letters}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("contestant", help="a scheme, or `torchft`")
+    parser.add_argument("task", choices=TASKS)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--samples", type=int, required=True)
@@ -68,13 +101,14 @@ def main():
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     rank = int(os.environ["RANK"])
-    train, test = _texts(options)
-    model = Transformer(options.seconds, _slowness(options.slowness.split(":")[rank]))
+    model, train, test = TASKS[options.task](options.samples)
+    pace = Pace(options.seconds, _slowness(options.slowness.split(":")[rank]))
+    model.register_forward_pre_hook(lambda model, given: pace.hold(len(given[0])) if model.training else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate)
     loop = with_torchft if options.contestant == "torchft" else with_evenstep
     copies = []
     began, sent = None, 0
-    for module, due in loop(model, optimizer, TensorDataset(train), options):
+    for module, due in loop(model, optimizer, train, options):
         if began is None:  # The first step connects the workers.
             began, sent = time.monotonic(), _sent_bytes()
         if rank == 0 and due:
@@ -83,6 +117,7 @@ def main():
     ended = time.monotonic() - began
     told = {"seconds": ended, "sent": _sent_bytes() - sent, "parameters": sum(p.numel() for p in model.parameters())}
     if rank == 0:
+        torch.set_num_threads(os.cpu_count())
         told["curve"] = [[at, _evaluated(model, state, test)] for at, state in copies]
     (options.out / f"{rank}.json").write_text(json.dumps(told))
 
@@ -98,12 +133,12 @@ def with_evenstep(model, optimizer, dataset, options):
     )  # fmt: skip
     own_steps = "steps=speed" in options.contestant or options.contestant.startswith("asp")
     averaged = None
-    for step, (texts,) in enumerate(loader, 1):
+    for step, (inputs, truth) in enumerate(loader, 1):
         if averaged is not None:
             yield model, averaged
         averaged = loader.synchronises if own_steps else step % options.period == 0
         managed.zero_grad()
-        loss_of(whole, texts).backward()
+        functional.cross_entropy(whole(inputs), truth).backward()
         managed.step()
     loader.close()
     yield model, True
@@ -133,9 +168,9 @@ def with_torchft(model, optimizer, dataset, options):
     sampler = DistributedSampler(dataset, workers, rank, seed=options.seed)
     outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=options.outer_momentum, nesterov=True)
     with DiLoCo(manager, [model], optimizer, outer, sync_every=options.period):
-        for step, (texts,) in enumerate(DataLoader(dataset, batch_size=options.batch, sampler=sampler), 1):
+        for step, (inputs, truth) in enumerate(DataLoader(dataset, batch_size=options.batch, sampler=sampler), 1):
             optimizer.zero_grad()
-            loss_of(model, texts).backward()
+            functional.cross_entropy(model(inputs), truth).backward()
             optimizer.step()
             yield model, step % options.period == 0
     _all_done(options.out, rank, workers)
@@ -147,15 +182,6 @@ def _all_done(folder, rank, workers):
     (folder / f"done-{rank}").touch()
     while len(list(folder.glob("done-*"))) < workers:
         time.sleep(0.05)
-
-
-def _texts(options):
-    """Windows of the text: those to train on, as many as the samples of the run, and those to evaluate."""
-    codes = torch.from_numpy(letters_of_help()[0])
-    windows = codes[: len(codes) // (CONTEXT + 1) * (CONTEXT + 1)].view(-1, CONTEXT + 1)
-    windows = windows[torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))]
-    train, test = windows[TESTED:], windows[:TESTED]
-    return train.repeat(math.ceil(options.samples / len(train)), 1)[: options.samples], test
 
 
 def _slowness(text):
@@ -170,8 +196,9 @@ def _slowness(text):
 def _evaluated(model, state, test):
     model.load_state_dict(state)
     model.eval()
+    inputs, truth = test.tensors
     with torch.no_grad():
-        return float(loss_of(model, test))
+        return float(functional.cross_entropy(model(inputs), truth))
 
 
 def _sent_bytes():
