@@ -264,7 +264,7 @@ class RunRequest:
         """
         if self.mesh is None:
             return None
-        from evenstep.torch.processes.replicas import peers_of
+        from evenstep.torch.processes.meshes import peers_of
 
         return peers_of(self.mesh, self.data_dims)
 

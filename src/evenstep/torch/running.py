@@ -84,7 +84,7 @@ class Running:
         else:
             workers = join_workers(request.device, request.timeout, asked, request.process_group)
             if (peers := request.peers) is not None:
-                from evenstep.torch.processes.replicas import as_replica
+                from evenstep.torch.processes.meshes import as_replica
 
                 workers = as_replica(workers, peers)
         self._workers = workers

@@ -46,7 +46,7 @@ from evenstep.torch.engines.engine import NO_BATCH
 from evenstep.torch.failure import install_hook
 from evenstep.torch.model import PreparedModel, device_of, forget
 from evenstep.torch.optimizers import window_scheduler
-from evenstep.torch.processes.replicas import among, inside_of
+from evenstep.torch.processes.meshes import among, inside_of
 from evenstep.torch.processes.workers import Workers, gather, of_all
 from evenstep.torch.refusals import require_loader
 from evenstep.torch.request import RunRequest

@@ -25,8 +25,8 @@ from evenstep.torch.engines.direct_sum import DirectSum
 from evenstep.torch.engines.engine import Engine
 from evenstep.torch.engines.left_out import LeftOut
 from evenstep.torch.engines.loss_scale import LossScale
-from evenstep.torch.engines.replicas import sketches_of
 from evenstep.torch.engines.reports import ReportExchange
+from evenstep.torch.engines.sketches import sketches_of
 from evenstep.torch.engines.weighting import SummedModel, UnitCount, Weights, weight_function
 from evenstep.torch.processes.liveness import Liveness
 from evenstep.torch.processes.workers import Workers, gather
