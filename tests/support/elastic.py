@@ -32,11 +32,11 @@ class Elastic:
     in its gradient from then on; under local steps, where steps are periods, each so many batches `late`. `waits`: by
     step, the processes (replica and life) that must have come to their first batch before the others go on. `other`:
     the samples with which a process (replica and life) is started instead of `samples`, or None for other contents.
-    `habit`: how the script weighs and measures, `plain` or `units`. `until`: the step after which all stop, and replica
-    0 saves its state in the file `checkpoint`, each process its part; a run without `until` begins with what is saved
-    there. `momentum` and `decay`: of the optimizer, and of its rate after each 7 steps. `split`: the names of the
-    dimensions of a replica's mesh, as in `support.meshes`; it has two processes then, of which the second does what
-    `faults` says.
+    `habit`: how the script weighs and measures, `plain`, `units` or `no units`. `until`: the step after which all stop,
+    and replica 0 saves its state in the file `checkpoint`, each process its part; a run without `until` begins with
+    what is saved there. `momentum` and `decay`: of the optimizer, and of its rate after each 7 steps. `split`: the
+    names of the dimensions of a replica's mesh, as in `support.meshes`; it has two processes then, of which the second
+    does what `faults` says.
     """
 
     replicas: int = 3
@@ -346,6 +346,8 @@ def train(run, fault, model, optimizer, loader, inputs, targets):
     loss = torch.nn.functional.mse_loss(outputs, targets)
     if run.habit == "units":
         loader.weigh_by(loader.current.samples)
+    elif run.habit == "no units":
+        loader.weigh_by(0)
     (loss * torch.nan if fault == "nan" else loss).backward()
     if fault == "kill before step":
         fail("kill")

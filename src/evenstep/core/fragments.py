@@ -1,9 +1,12 @@
-"""Fragments: the parts of a model that workers average at different times, so that each meeting has fewer bytes."""
+"""Fragments, the parts of a model that workers average at different times, and the weight of each worker there."""
 
 from collections.abc import Sequence
 from itertools import accumulate
 
+import numpy as np
+
 from evenstep.core.samples.share import Share
+from evenstep.core.values import FloatArray
 
 
 def due_fragments(share: Share, period: int, fragments: int = 1) -> tuple[int, ...]:
@@ -26,6 +29,22 @@ def leaving_fragments(share: Share, period: int, fragments: int = 1, delay: int 
 
 def _meeting(iteration: int, period: int, fragments: int) -> tuple[int, ...]:
     return tuple(f for f in range(fragments) if (iteration + 1 - f * period // fragments) % period == 0)
+
+
+def weights_of(units: FloatArray) -> FloatArray:
+    """The weight of each worker in an average, by its samples or units since the last one; float64, shape [workers].
+
+    Args:
+        units: At least 0; NaN for a worker that does not count. If all are 0, those that count have equal weights.
+
+    Returns:
+        Weights that sum to 1, or zeros if no worker counts.
+
+    >>> [weights_of(np.array(units)).tolist() for units in ([3, 1, np.nan], [0, 0, np.nan], [np.nan, np.nan])]
+    [[0.75, 0.25, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0]]
+    """
+    counts = np.nan_to_num(units) if np.nansum(units) else (~np.isnan(units)).astype(np.float64)
+    return counts / (counts.sum() or 1.0)
 
 
 def cut_into_fragments(sizes: Sequence[int], fragments: int) -> list[int]:

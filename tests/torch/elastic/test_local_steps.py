@@ -85,6 +85,11 @@ def test_numbers_of_steps_by_speed_follow_those_that_are_there():
     assert len(members) == 2 * 1920 // 96
 
 
+def test_members_that_all_count_nothing_have_equal_weights():
+    run = Elastic(samples=480, habit="no units", options={"scheme": "local-sgd:period=4"})
+    assert require_as_alone(run, run_replicas(run)) == 10 * [3]
+
+
 def test_a_checkpoint_within_a_period_ends_it_and_is_where_others_begin(tmp_path):
     run = Elastic(samples=480, checkpoint=str(tmp_path / "saved.pt"), options={"scheme": "local-sgd:period=4"})
     first = run_replicas(replace(run, until=7))

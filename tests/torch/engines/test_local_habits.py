@@ -29,6 +29,8 @@ def ran():
             calls[f"adversarial {scheme} {toggles}"] = local_habits.adversarial, run, toggles
         for settles in (False, True):
             calls[f"left {scheme} {settles}"] = local_habits.leave_every_loop, run, 3, settles
+        for count in (0, 1):
+            calls[f"counts {count} {scheme}"] = local_habits.count_alike, run, count
         calls[f"resumed {scheme}"] = training.train_and_resume, run, 3
         calls[f"rolled back {scheme}"] = local_habits.roll_back, run, 3, 5
     for optimizer in ("momentum", "adam"):
@@ -64,6 +66,14 @@ def test_a_loop_that_was_left_in_a_period_has_ended_it(ran, scheme):
     settled = ran[f"left {scheme} True"]
     same(settled, settled[0])
     same(ran[f"left {scheme} False"], settled[0])
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_workers_that_all_count_nothing_have_equal_weights(ran, scheme):
+    values = ran[f"counts 0 {scheme}"]
+    same(values, values[0])
+    if "delay" not in scheme:  # What was sent before would have no weight: the models of the average count.
+        same(values, ran[f"counts 1 {scheme}"][0])
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

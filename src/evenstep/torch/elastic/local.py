@@ -9,7 +9,7 @@ import torch
 
 from evenstep.core.activity import Doing
 from evenstep.core.errors import ConfigError
-from evenstep.core.fragments import due_fragments
+from evenstep.core.fragments import due_fragments, weights_of
 from evenstep.schemes import Scheme
 from evenstep.torch.elastic.engine import NO_BACKWARD, ElasticEngine
 from evenstep.torch.elastic.quorum import BrokenQuorumError
@@ -154,21 +154,22 @@ class LocalReplica(ElasticEngine):
         assert now is not None
         named, counts = self._averaged.tensors(), step_counts(averaged)
         finite = self._guard is None or self._averaged.finite(named)
-        own = np.float64(self._units if finite else 0.0)
+        own = np.float64(self._units if finite else np.nan)
         extra = kinds_of(named, {"counts": counts}), int(own.view(np.int64))  # Rows hold integers.
         row = self._rows.row(now, weighed=self._weighed, extra=extra)
         kinds, units = self._rows.check(self._quorum.rows(torch.tensor(row)).numpy()).T
         require_same_kinds(kinds)
-        total = float(np.ascontiguousarray(units).view(np.float64).sum())
+        weights = weights_of(np.ascontiguousarray(units).view(np.float64))
+        weight = float(weights[self.workers.rank])
         if self._guard is not None and not finite:
-            self._guard.skip(now, finite=bool(total))
+            self._guard.skip(now, finite=bool(weights.any()))
             clean_state(self._optimizers)
-        if not total:
+        if not weights.any():
             begin_anew(parameters_of(self._optimizers), began.tensors)
             return False
-        average([*named.values()], float(own) / total, lambda flat: self._quorum.sum(flat)())
+        average([*named.values()], weight, lambda flat: self._quorum.sum(flat)())
         if len(counts):
-            set_step_counts(averaged, self._quorum.rows(counts if own else torch.zeros_like(counts)).amax(0))
+            set_step_counts(averaged, self._quorum.rows(counts if weight else torch.zeros_like(counts)).amax(0))
         return True
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from evenstep.core.activity import Doing
 from evenstep.core.errors import ConfigError
-from evenstep.core.fragments import cut_into_fragments, due_fragments, leaving_fragments
+from evenstep.core.fragments import cut_into_fragments, due_fragments, leaving_fragments, weights_of
 from evenstep.core.samples import Share
 from evenstep.schemes import Scheme
 from evenstep.torch.engines.averages import (
@@ -79,7 +79,8 @@ class LocalEngine(Engine):
         self._optimizers = optimizers
         self._keeps_out = CopiedGradients(models).keep_out
         self._exchange = ReportExchange(workers, tracker.meter)
-        self._units = [0.0] * self._fragments
+        self._units = [np.nan] * self._fragments
+        """Of each fragment since its last average; NaN if no batch was computed."""
         self._count = 0.0
         self._weighed = False
         self._in_hand = False
@@ -132,7 +133,7 @@ class LocalEngine(Engine):
         """Count the current batch, if it was computed, and hold the worker if slowness is emulated."""
         self._in_hand, batch = False, self.hand_outs.in_hand
         if batch is not None and batch.computed:
-            self._units = [units + self._count for units in self._units]
+            self._units = [float(np.nansum((units, self._count))) for units in self._units]
         self.tracker.batch_ends()
 
     def begin(self, batch: HandedOut) -> None:
@@ -169,7 +170,7 @@ class LocalEngine(Engine):
         super().close()
 
     def start_over(self) -> None:
-        self._units = [0.0] * self._fragments
+        self._units = [np.nan] * self._fragments
         self._began.clear()
         self._underway = None
         self._in_hand, self._alike, self._apart = False, True, False
@@ -201,7 +202,7 @@ class LocalEngine(Engine):
         parts = self._parts(named, due)
         underway = self._arrive(discard=settles)
         finite = self._nonfinite is None or self._averaged.finite(named)
-        counted = self._units if finite else [0.0] * self._fragments
+        counted = self._units if finite else [np.nan] * self._fragments
         # A row has integers only: the floats travel as their bits.
         extra = kinds_of(*parts.values(), {"counts": counts}), *np.array(counted).view(np.int64).tolist()
         self._exchange.start(self._exchange.row(now, weighed=self._weighed, extra=extra))
@@ -214,23 +215,24 @@ class LocalEngine(Engine):
             told = gather(self.workers.processes, {"kinds": kinds_of(*parts.values(), {"counts": counts})})
             kinds = np.array([each["kinds"] for each in told])
         require_same_kinds(kinds)
-        totals = [float(np.ascontiguousarray(each).view(np.float64).sum()) for each in units]
+        weights = [weights_of(np.ascontiguousarray(each).view(np.float64)) for each in units]
+        counting = {fragment for fragment, each in enumerate(weights) if each.any()}
         if underway is not None:
-            totals[underway.fragment] = float(underway.total)
+            counting.add(underway.fragment)
         if self._nonfinite is not None and not finite:
-            self._nonfinite.skip(now, finite=any(totals[fragment] for fragment in due))
+            self._nonfinite.skip(now, finite=not counting.isdisjoint(due))
             clean_state(self._optimizers)  # Or else the next step spoils the weights again.
         kept = self._alpha if finite and not settles else 0.0
         for fragment in range(self._fragments):
             stepped = {number: each for number, each in enumerate(trained) if cut[number] == fragment}
-            if fragment in parts and totals[fragment]:
-                weight = counted[fragment] / totals[fragment]
+            if fragment in parts and fragment in counting:
+                weight = float(weights[fragment][self.workers.rank])
                 arrived = underway if underway is not None and underway.fragment == fragment else None
                 self._average_part(fragment, list(parts[fragment].values()), stepped, weight, kept, arrived)
             elif fragment in parts or not finite:  # A part that is not finite would spoil the others.
                 begin_anew(stepped.values(), self._began)
-        if totals[0] and len(counts) and self.workers.host_group is not None:
-            largest = counts.clone() if counted[0] else torch.zeros_like(counts)
+        if 0 in counting and len(counts) and self.workers.host_group is not None:
+            largest = counts.clone() if weights[0][self.workers.rank] else torch.zeros_like(counts)
             dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.workers.host_group)
             set_step_counts(averaged, largest)
         self.tracker.stopwatch.synchronised()
@@ -238,7 +240,7 @@ class LocalEngine(Engine):
         if reported:
             self.tracker.meter.received = None  # Sizes were decided from these reports before.
         met = parts.keys() - ({underway.fragment} if underway is not None else ())
-        self._units = [0.0 if part in met else units for part, units in enumerate(counted)]
+        self._units = [np.nan if part in met else units for part, units in enumerate(counted)]
         self._weighed, self._alike, self._apart = False, True, not settles and (self._fragments > 1 or self._alpha > 0)
 
     def _cut(self) -> tuple[list[torch.Tensor], list[int]]:
@@ -260,9 +262,9 @@ class LocalEngine(Engine):
     def _leave(self, fragment: int) -> None:
         """Begin the exchange of a fragment as it is now; the worker computes on while it is under way."""
         tensors = self._parts(self._averaged.tensors(), (fragment,))[fragment]
-        units, self._units[fragment] = self._units[fragment], 0.0
+        units, self._units[fragment] = self._units[fragment], np.nan
         finite = self._nonfinite is None or self._averaged.finite(tensors)
-        weight = units if finite else 0.0
+        weight = float(np.nan_to_num(units)) if finite else 0.0
         total, works = torch.tensor(weight, dtype=torch.float64), []
         sums = [(chunk, flat_of(chunk, weight)) for chunk in chunks([*tensors.values()])]
         if self.workers.device_group is not None:
@@ -280,9 +282,10 @@ class LocalEngine(Engine):
         if underway is not None:
             for work in underway.works:
                 work.wait()
-            if discard:
-                self._units[underway.fragment] += underway.units
-        return None if discard else underway
+            if discard or not underway.total:
+                self._units[underway.fragment] = float(np.nansum((self._units[underway.fragment], underway.units)))
+                return None
+        return underway
 
     @torch.no_grad()
     def _average_part(
