@@ -1,5 +1,6 @@
 """A run goes on from a checkpoint as if nothing had happened, on any number of workers."""
 
+import gc
 import json
 import os
 import resource
@@ -7,7 +8,8 @@ import shutil
 import signal
 import stat
 import warnings
-from contextlib import contextmanager
+import weakref
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -428,6 +430,24 @@ def test_a_folder_that_is_a_file_is_said(tmp_path, do):
     (tmp_path / "file").touch()
     with loader, pytest.raises(evenstep.CheckpointError, match=r"the checkpoint failed \(.*(File exists|Not a dir)"):
         do(tmp_path / "file", model, optimizer, loader)
+
+
+@pytest.mark.parametrize("do", [evenstep.checkpoint.save, evenstep.checkpoint.restore])
+def test_a_failure_keeps_nothing_of_the_script(tmp_path, do):
+    # What a cycle keeps ends when the collector comes, and in a killed process never.
+    def script():
+        model, optimizer, loader = prepared()
+        kept = Odd()
+        with loader, suppress(evenstep.CheckpointError):
+            do(tmp_path / "file", model, optimizer, loader)
+        return weakref.ref(kept)
+
+    (tmp_path / "file").touch()
+    gc.disable()
+    try:
+        assert script()() is None
+    finally:
+        gc.enable()
 
 
 def test_a_run_that_left_out_a_damaged_one_saves_after_it(tmp_path):

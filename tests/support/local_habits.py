@@ -134,3 +134,25 @@ def split_optimizer(run):
         evenstep.prepare(model, optimizer, loader, scheme=run.scheme)
     except evenstep.ConfigError as error:
         return str(error)
+
+
+class EightBits(torch.optim.SGD):
+    """Keeps codes of the gradients, in integers."""
+
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["codes"] = (parameter.grad * 100).to(torch.int8)
+        return super().step(closure)
+
+
+def integer_state(run):
+    """What is said of an optimizer whose state is in integers, at the first average."""
+    model = training.model_of(run)
+    loader = DataLoader(TensorDataset(*training.data(run)), batch_size=run.batch_size)
+    model, optimizer, loader = evenstep.prepare(model, EightBits(model.parameters(), lr=0.1), loader, scheme=run.scheme)
+    try:
+        for inputs, targets in loader:
+            step(model, optimizer, inputs, targets)
+    except evenstep.ConfigError as error:
+        return str(error)
+    return weights(model)

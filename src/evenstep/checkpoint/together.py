@@ -36,7 +36,10 @@ def together(engine: Engine, part: Callable[[], Any]) -> list[Any]:
             f" whole: {engine.explained(error)}"
         ) from error
     if failure is not None:
-        raise failure
+        try:
+            raise failure
+        finally:
+            del failure  # Its traceback holds this frame, and so the script's, which the collector alone would end.
     for rank, record in enumerate(records):
         if "error" in record:
             raise CheckpointError(engine.workers.named(f"worker {rank}: {record['error']}"))

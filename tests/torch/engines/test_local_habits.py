@@ -39,6 +39,8 @@ def ran():
         calls[f"overflow {optimizer}"] = local_habits.overflow, Run(scheme=SCHEMES[0], optimizer=optimizer), 1, 1
     calls["overflow first"] = local_habits.overflow, Run(scheme="local-sgd:period=1"), 1, 1
     calls["skipped"] = local_habits.skip_a_batch, SKIPPED, 1
+    for scheme in ("local-sgd:period=2", "diloco:period=2"):
+        calls[f"integers {scheme}"] = local_habits.integer_state, Run(scheme=scheme)
     calls["split"] = local_habits.split_optimizer, Run(scheme="local-sgd")
     values = results(run_workers(training.in_turn, 3, calls))
     return {name: [value[name] for value in values] for name in calls}
@@ -111,3 +113,9 @@ def test_a_batch_that_was_not_computed_does_not_count_in_the_average(ran):
 
 def test_an_optimizer_that_is_split_over_the_workers_is_refused(ran):
     assert all("steps the whole model on its own, and an optimizer that is split" in each for each in ran["split"])
+
+
+def test_a_state_in_integers_is_refused_where_it_would_be_averaged(ran):
+    assert all("keeps its state 'codes' in integers" in each for each in ran["integers local-sgd:period=2"])
+    values = ran["integers diloco:period=2"]
+    same(values, values[0])

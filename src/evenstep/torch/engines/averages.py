@@ -6,7 +6,7 @@ from typing import Any, Final, final
 
 import torch
 
-from evenstep.core.errors import DisagreementError
+from evenstep.core.errors import ConfigError, DisagreementError
 from evenstep.core.values import IntArray
 from evenstep.core.workers import minority, name_workers
 from evenstep.schemes import Outer
@@ -75,7 +75,10 @@ class Averaged:
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors by name, in the same order on every worker.
 
-        Integers are left out, and so are the optimizers' counts of steps (`step_counts`).
+        Integers of the models are left out, and so are the optimizers' counts of steps (`step_counts`).
+
+        Raises:
+            ConfigError: An optimizer keeps its state in integers, as those of 8 bits do.
         """
         tensors: dict[str, torch.Tensor] = {}
         for index, model in enumerate(self._models):
@@ -84,6 +87,12 @@ class Averaged:
             tensors.update({f"{index} {name}": tensor for name, tensor in (*weights, *model.named_buffers())})
         for number, state in enumerate(_states(self._optimizers)):
             keys = [key for key in sorted(state) if key != "step" and torch.is_tensor(state[key])]
+            for key in keys:
+                if state[key].numel() > 1 and not (state[key].is_floating_point() or state[key].is_complex()):
+                    raise ConfigError(
+                        f"the optimizer keeps its state {key!r} in integers, which cannot be averaged: use one whose"
+                        " state is in floating point, or a scheme like 'diloco', which leaves it to each worker"
+                    )
             tensors.update({f"state {number} {key}": state[key] for key in keys})
         return {
             name: torch.view_as_real(tensor) if tensor.is_complex() else tensor
