@@ -4,9 +4,10 @@ import math
 import os
 import warnings
 from fractions import Fraction
+from itertools import islice
 
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import evenstep
 from support import own_optimizers, training
@@ -282,3 +283,37 @@ def train_alone(run, global_batch_size):
         scheduler.step()
         ended.append(weights(model))
     return ended
+
+
+def leave_evaluate_and_schedule(scheme=None):
+    """As scripts do: loops left where a period has ended, evaluation with gradients, a schedule over the batches."""
+    run = training.Run(samples=80)  # 16 batches.
+    model, loader = training.model_of(run), DataLoader(TensorDataset(*training.data(run)), batch_size=5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    if scheme is not None:
+        model, optimizer, loader = evenstep.prepare(model, optimizer, loader, scheme=scheme)
+    batches = len(loader)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=2 * batches)
+    for end in (4, batches):
+        for inputs, targets in islice(loader, end):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+            schedule.step()
+            model(inputs[:1])
+    return [weights(model), batches]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from torch.ones(8, 2)
+
+
+def train_on_a_stream(scheme):
+    """What is said of it."""
+    model = torch.nn.Linear(2, 1)
+    optimizer, loader = torch.optim.SGD(model.parameters()), DataLoader(Stream())
+    try:
+        next(iter(evenstep.prepare(model, optimizer, loader, scheme=scheme)[2]))
+    except evenstep.ConfigError as error:
+        return str(error)

@@ -218,8 +218,9 @@ def require_private_possible(request: RunRequest, scheme: Scheme, order: EpochOr
             )
         return
     if scheme.served is not None or (scheme.period is not None and scheme.load.follows_speed):
+        what = "an IterableDataset" if request.streams else 'partition="private"'
         raise ConfigError(
-            f'partition="private" keeps samples with their workers, and {scheme.name!r} shares them out by iteration:'
+            f"{what} keeps samples with their workers, and {scheme.name!r} shares them out by iteration:"
             " use lb-bsp, dbs, bsp or batch_sizes, or local-sgd with equal sizes, such as local-sgd:period=8"
         )
     _refuse_shrink(request)

@@ -202,7 +202,7 @@ class Session:
         self._running.bind_optimizers(self._wrapped)
         for each in loaders:
             self._running.bind_loader(each)
-        self._running.begin(loaders[0].iterations_per_epoch)
+        self._running.begin(loaders[0].iterations())
 
     def __contains__(self, part: object) -> bool:
         """True if `part` is a model or an optimizer of this session."""
@@ -303,12 +303,17 @@ class Session:
             if kind is None:  # Otherwise the script's own error says more.
                 raise
 
-    def expected_length(self, loader: DataLoader[Any]) -> int:
-        """The iterations of an epoch, as expected before the workers have agreed on them."""
+    @property
+    def batches_in_iteration(self) -> int:
+        """The batches of a worker in an iteration, on average."""
+        return 1 if self.scheme is None else self.scheme.batches_in_iteration
+
+    def expected_length(self, loader: DataLoader[Any], parts: int = 1) -> int:
+        """The iterations of an epoch, each cut into `parts`, as expected before the workers have agreed on them."""
         order = self._expected_order(loader)
         if order.sampling.lists:
             return len(order.sampling.sampler)
-        size, drop_last = self.expected_batch_size(loader), order.sampling.drop_last
+        size, drop_last = max(self.expected_batch_size(loader) // parts, 1), order.sampling.drop_last
         whole = self._expected_workers if self._request.private else 1
         return Ledger(length=order.length * whole, global_batch_size=size, drop_last=drop_last).iterations
 

@@ -164,3 +164,16 @@ def test_a_run_goes_on_from_a_snapshot_with_the_momentum_of_the_servers(tmp_path
             values,
         )
     assert ended != whole["ended"][-1]
+
+
+def test_loops_left_at_the_end_of_a_period_evaluation_and_schedules_are_as_in_one_process(tmp_path):
+    function = served_training.leave_evaluate_and_schedule
+    (value,) = results(run_served(function, 1, "asp:period=4", run_dir=tmp_path))
+    plain, batches = function()
+    same(value[0], plain)
+    assert value[1] == batches
+
+
+def test_a_stream_is_refused_as_what_it_is(tmp_path):
+    (told,) = results(run_served(served_training.train_on_a_stream, 1, "asp:period=4", run_dir=tmp_path))
+    assert told.startswith("an IterableDataset keeps samples with their workers")

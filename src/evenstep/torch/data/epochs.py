@@ -68,12 +68,12 @@ class Epochs:
     def _length_of(self, order: "EpochOrder") -> int:
         return order.length if self._lengths is None else sum(self._lengths)
 
-    @property
-    def iterations(self) -> int:
-        """Iterations in an epoch; for a batch sampler, its length or the last count of its lists."""
+    def iterations(self, parts: int = 1) -> int:
+        """Iterations in an epoch, each cut into `parts`; for a batch sampler, the length or last count of its lists."""
         if self.order.sampling.lists and self.drawn is None:
             return len(self.order.sampling.sampler)
-        return self._ledger(*self._present(), 0).iterations
+        order, size = self._present()
+        return self._ledger(order, max(size // parts, 1), 0).iterations
 
     def set_next(self, epoch: int) -> None:
         """Make the next loop this epoch."""
@@ -181,7 +181,7 @@ class Epochs:
                 " resume with the dataset that it was taken on"
             )
         adopt(self, saved, tracker)
-        self.at.restore(saved, self.iterations if saved.ends is None else len(saved.ends))
+        self.at.restore(saved, self.iterations() if saved.ends is None else len(saved.ends))
 
 
 class _Adopts(Protocol):

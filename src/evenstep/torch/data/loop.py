@@ -193,12 +193,15 @@ class BatchLoop(ABC):
     def __len__(self) -> int:
         """Iterations in an epoch, the same on every worker; for a batch sampler, its length or the last count.
 
+        Where an iteration is a period in which each worker steps alone, the batches of a worker, on average.
+
         Raises:
             TypeError: Each worker draws from data of its own, so that the number depends on the workers' speeds.
         """
         if self._draws_own:
             raise TypeError("a loader of each worker's own data has no length: it depends on the workers' speeds")
-        return self.iterations_per_epoch
+        batches = self._session.batches_in_iteration
+        return min(self.iterations(batches), self.iterations() * batches)
 
     @property
     def _draws_own(self) -> bool:
@@ -207,10 +210,11 @@ class BatchLoop(ABC):
             return self._session.draws_own(self._source)
         return self._bound.terms.own is not None
 
-    @property
-    def iterations_per_epoch(self) -> int:
-        """Like `len`, but also for an epoch that never ends; for evenstep's own use."""
-        return self._session.expected_length(self._source) if self._bound is None else self._epochs.iterations
+    def iterations(self, parts: int = 1) -> int:
+        """Like `len` for iterations cut into `parts`, but also for an epoch that never ends; for evenstep's own use."""
+        if self._bound is None:
+            return self._session.expected_length(self._source, parts)
+        return self._epochs.iterations(parts)
 
     @property
     def newest(self) -> Share | None:

@@ -65,10 +65,9 @@ class OwnEpochs:
         if at.chosen:
             self.set_next(at.next_epoch)
 
-    @property
-    def iterations(self) -> int:
+    def iterations(self, parts: int = 1) -> int:
         """The iterations of an epoch that never ends, since its length depends on the workers' speeds."""
-        return MAX_LENGTH // self.global_batch_size
+        return MAX_LENGTH // self.global_batch_size * parts
 
     def set_next(self, epoch: int) -> None:
         """Make the next loop this epoch."""

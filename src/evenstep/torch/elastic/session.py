@@ -270,11 +270,16 @@ class ElasticSession:
         """The samples of a step."""
         return self.global_batch_size
 
-    def expected_length(self, _: DataLoader[Any]) -> int:
-        """The steps of an epoch."""
+    @property
+    def batches_in_iteration(self) -> int:
+        """The batches of a member in a step, on average."""
+        return self._scheme.batches_in_iteration
+
+    def expected_length(self, _: DataLoader[Any], parts: int = 1) -> int:
+        """The steps of an epoch, each cut into `parts`."""
         assert self._loader is not None
         self.start_with(self._loader)
-        return self._loader.iterations_per_epoch
+        return self._loader.iterations(parts)
 
     def draws_own(self, _: DataLoader[Any]) -> bool:
         """False: the members divide the slices of one dataset."""
@@ -299,7 +304,7 @@ class ElasticSession:
             self._take_over(engine, self._arrived, agreed.scheme.load)
         engine.regroup(workers, tuple(each["key"] for each in told), agreed, terms)
         assert self._loader is not None
-        length, seed = self._loader.iterations_per_epoch, self._request.seed
+        length, seed = self._loader.iterations(), self._request.seed
         run = run_event(agreed, workers.rank, iterations=length, seed=seed, torch=str(torch.__version__))
         self._recorder.members(told, workers.rank, run, engine.number)
         return True

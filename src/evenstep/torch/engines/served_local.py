@@ -70,6 +70,8 @@ class LocalServedEngine(ServedEngine):
         self.tracker.begin(batch.share, batch.piece, batch.epoch, batch.origin.number)
 
     def leave_loop(self) -> None:
+        if (batch := self.hand_outs.in_hand) is not None and batch.closed:
+            self._end_batch(batch)  # The loop was left where a period had ended.
         now = self.tracker.iteration
         if now is not None and now.paused is None and not (self._pass.ended and self._pass.held):
             self.tracker.compute_ends()  # The steps of a period that was left are lost.
@@ -100,7 +102,7 @@ class LocalServedEngine(ServedEngine):
         iteration = self.tracker.iteration
         if not now.piece.last or iteration is None or iteration.paused is not None:
             return
-        if now.open:
+        if now.open and not now.closed:
             raise ConfigError(
                 "the change of the model is to be pushed after a batch whose backward has not run when the next one"
                 " begins: run the backward of a batch before the forward pass of the next"
