@@ -317,3 +317,19 @@ def train_on_a_stream(scheme):
         next(iter(evenstep.prepare(model, optimizer, loader, scheme=scheme)[2]))
     except evenstep.ConfigError as error:
         return str(error)
+
+
+def step_by_hand(scheme):
+    """What is warned of where the script changes the weights itself."""
+    run = training.Run(samples=40)
+    model, loader = training.model_of(run), DataLoader(TensorDataset(*training.data(run)), batch_size=5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    model, optimizer, loader = evenstep.prepare(model, optimizer, loader, scheme=scheme)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for inputs, targets in loader:
+            torch.nn.functional.mse_loss(model(inputs), targets).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.05 * parameter.grad
+    return [str(each.message) for each in warned]

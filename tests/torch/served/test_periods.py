@@ -177,3 +177,8 @@ def test_loops_left_at_the_end_of_a_period_evaluation_and_schedules_are_as_in_on
 def test_a_stream_is_refused_as_what_it_is(tmp_path):
     (told,) = results(run_served(served_training.train_on_a_stream, 1, "asp:period=4", run_dir=tmp_path))
     assert told.startswith("an IterableDataset keeps samples with their workers")
+
+
+def test_weights_changed_without_a_step_are_replaced_with_a_warning(tmp_path):
+    (warned,) = results(run_served(served_training.step_by_hand, 1, "asp:period=4", run_dir=tmp_path))
+    assert sum("the model's weights were changed between steps" in each for each in warned) == 1

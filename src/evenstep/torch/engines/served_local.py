@@ -115,6 +115,8 @@ class LocalServedEngine(ServedEngine):
             self._parameters.take_weights()  # Other workers have the samples, so the steps are in vain.
             return
         samples = sum(each.piece.samples for each in counted) if any(each.closed for each in counted) else 0
+        if not samples:
+            self._parameters.drop_changes()
         put = self._parameters.put_changes if samples else float
         if not self._pass.push(iteration, now.claimed, put, samples=samples, units=units_of_all(counted)):
             clean_state([self._optimizer])

@@ -114,8 +114,7 @@ class ServedParameters:
             scatter(*zip(*elsewhere, strict=True))
         if self._local:
             self._link.has = -1  # The next answer has to come with weights, since steps will change these.
-        else:
-            self._taken = self._versions()
+        self._taken = self._versions()
 
     def drop_changes(self) -> None:
         """Let the servers' weights replace what the script wrote since weights were taken, with a warning."""
