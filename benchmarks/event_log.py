@@ -63,7 +63,7 @@ def main():
 
 def _measure(recorder, samples, *, notes):
     """What making and writing an iteration's events takes: seconds of this thread's own, and by the clock."""
-    reports = Reports.from_table(np.full((WORKERS, 7), 20_000, dtype=np.int64))
+    reports = Reports.from_table(np.full((WORKERS, Reports.columns()), 20_000, dtype=np.int64))
     sizes = np.full(WORKERS, 32, dtype=np.int64)
     share = Share(iteration=0, positions=tuple(range(32)), samples=32, sizes=sizes, ends_epoch=False)
     taken = []
