@@ -71,7 +71,7 @@ def _measure(recorder, samples, *, notes):
         _compute()
         now = Iteration(
             number=number, epoch=0, share=share, piece=share, batch_sizes=[32], samples=32, passes=1,
-            entered=time.perf_counter(), input_seconds=0.001, synchronised_seconds=0.03,
+            load=32.0, entered=time.perf_counter(), input_seconds=0.001, synchronised_seconds=0.03,
         )  # fmt: skip
         own, began = time.thread_time(), time.perf_counter()
         recorder.record(now.event(reports, 0, began + ITERATION_SECONDS))
