@@ -60,7 +60,6 @@ class StoreWorkers:
             framework="MXNet",
             add_up=lambda vector: self.sum(mx.nd.array(vector)).asnumpy(),
         )
-        self.all_gather = self.rows.all_gather
 
     def sum(self, vector: Any) -> Any:
         """The sum of a float32 or float64 vector over all workers."""

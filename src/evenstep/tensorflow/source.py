@@ -1,6 +1,7 @@
 """The samples, by their indices."""
 
-from typing import TYPE_CHECKING, Any, Final, final
+from collections.abc import Callable
+from typing import Any, Final, final
 
 import numpy as np
 import tensorflow as tf
@@ -9,9 +10,6 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
 from evenstep.core.values import IntArray
 from evenstep.worker.common_data import require_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _PROBES: Final = 8
 _WANTED = (
@@ -31,6 +29,8 @@ class Source:
         ConfigError: `data` is something else.
     """
 
+    _batch_of: Callable[[IntArray], Any]
+
     def __init__(self, data: object) -> None:
         if isinstance(data, tf.data.Dataset):
             raise ConfigError(f"a tf.data.Dataset cannot be asked for samples by their indices: {_WANTED}")
@@ -38,7 +38,6 @@ class Source:
             raise ConfigError(
                 f"a PyDataset has batches, and no samples that can be asked for by their indices: {_WANTED}"
             )
-        self._batch_of: Callable[[IntArray], Any]
         data = _tuples(data)
         parts = tf.nest.flatten(data)
         if len(parts) == 1 and parts[0] is data and not hasattr(data, "shape"):

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, final
+from typing import Any, Final, Unpack, final
 
 import numpy as np
 
@@ -19,8 +19,9 @@ from evenstep.schemes import Scheme
 from evenstep.worker.activity import Activity
 from evenstep.worker.api.gather import AllGather, Gather
 from evenstep.worker.api.loop import Loop, seconds_of
-from evenstep.worker.api.setup import Asked
+from evenstep.worker.api.setup import Asked, ShareOptions
 from evenstep.worker.api.share import Share
+from evenstep.worker.arguments import require_known
 from evenstep.worker.iteration import Iteration, units_of
 from evenstep.worker.meter import COLUMNS, Rows
 from evenstep.worker.nonfinite import NonfiniteGuard
@@ -83,14 +84,10 @@ class Balancer(Loop):
         all_gather: AllGather | None = None,
         length: int,
         global_batch_size: int,
-        drop_last: bool = False,
-        shuffle: bool = True,
-        seed: int = 0,
-        smallest_batch: int = 1,
-        largest_batch: int | None = None,
         averages: bool = False,
-        run_dir: str | os.PathLike[str] | None = None,
+        **options: Unpack[ShareOptions],
     ) -> None:
+        require_known(options, ShareOptions.__annotations__, "Balancer")
         asked = Asked.of(
             LaunchSettings.from_environment(os.environ),
             partial(_check, averages=averages),
@@ -99,17 +96,12 @@ class Balancer(Loop):
             workers=workers,
             length=length,
             global_batch_size=global_batch_size,
-            drop_last=drop_last,
-            shuffle=shuffle,
-            seed=seed,
-            smallest_batch=smallest_batch,
-            largest_batch=largest_batch,
-            run_dir=run_dir,
+            **options,
         )
         worker = asked.worker
         if all_gather is None and asked.workers > 1:
             raise ConfigError(f"{asked.workers} workers need a way to each other: {_ALONE}")
-        self._gather = Gather(all_gather or _of_one, rank=asked.rank, workers=asked.workers)
+        self._gather = Gather(all_gather or (lambda row: [row]), rank=asked.rank, workers=asked.workers)
         agreed = asked.agree(self._gather.records)
         super().__init__(asked, agreed, worker, Activity())
         self._rows = Rows(self._tracker.meter, self._gather.records)
@@ -308,8 +300,3 @@ def _check(scheme: Scheme, *, averages: bool) -> Mapping[str, Any]:
             " for sizes that can be cut evenly"
         )
     return {}
-
-
-def _of_one(row: bytes) -> list[bytes]:
-    """The all-gather of a single worker."""
-    return [row]

@@ -4,11 +4,11 @@ import json
 import os
 import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, Unpack, final
+from typing import Any, Final, Unpack, final
 
 import msgspec
 
@@ -34,9 +34,6 @@ from evenstep.worker.nonfinite import NonfiniteGuard
 from evenstep.worker.servers.arrays import Array, ArrayParameters, layout_of
 from evenstep.worker.servers.exchange import Batch, ServedExchange
 from evenstep.worker.servers.link import ServerLink
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _STATE = "give what a client's state_dict() returned"
 _LONGEST: Final = 200
@@ -172,7 +169,7 @@ class Client(Loop):
         return self._optimizer.values
 
     @contextmanager
-    def compute(self) -> "Iterator[None]":
+    def compute(self) -> Iterator[None]:
         """Wrap this worker's own compute of a share, if the script does other things too before it pushes."""
         self._require_batch()
         self._stopwatch.drop()
