@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
 from evenstep.core.errors import ConfigError
-from evenstep.integrations._accelerate_loader import EvenLoader, TrainingEpochs, own_part
+from evenstep.integrations._accelerate_loader import EvenLoader, TrainingEpochs
 from evenstep.torch.session import Session
 
 _PAGE: Final = "see docs/integrations/accelerate.md"
@@ -65,15 +65,6 @@ class Accelerator(accelerate.Accelerator):
         self._open(options)
 
     def _open(self, options: dict[str, Any]) -> None:
-        self._require_supported()
-        self._whole_batches = options.pop("whole_batches", None)
-        self._options, self._sessions, self._guards = options, [], []
-        self._begin()
-        self.register_save_state_pre_hook(lambda _models, _weights, folder: self.save_shares(folder))
-        self.register_load_state_pre_hook(lambda _models, folder: self.load_shares(folder))
-
-    def _require_supported(self) -> None:
-        """Raise if gradients or batches would not go through evenstep."""
         _require_no_plugin({})
         if self.distributed_type == DistributedType.XLA:
             raise ConfigError(f"evenstep does not train on TPUs: use plain Accelerate there ({_PAGE})")
@@ -87,6 +78,11 @@ class Accelerator(accelerate.Accelerator):
                 "use_stateful_dataloader=True would resume loaders twice: leave it out, since save_state and load_state"
                 f" keep what evenstep needs, and skip_first_batches goes on within an epoch ({_PAGE})"
             )
+        self._whole_batches = options.pop("whole_batches", None)
+        self._options, self._sessions, self._guards = options, [], []
+        self._begin()
+        self.register_save_state_pre_hook(lambda _models, _weights, folder: self.save_shares(folder))
+        self.register_load_state_pre_hook(lambda _models, folder: self.load_shares(folder))
 
     def _begin(self) -> None:
         """Begin a new run, for objects that are prepared from now on."""
@@ -274,8 +270,10 @@ class Accelerator(accelerate.Accelerator):
         share = epochs.shares().current if epochs.accumulation == 1 else epochs.computed.piece
         assert share is not None
 
-        def of_own(values: Any) -> Any:
-            return own_part(share, values)
+        def of_own(values: Any) -> Any:  # Of no samples, a single value is dropped.
+            if isinstance(values, torch.Tensor) and not values.ndim:
+                return values[None][: share.samples]
+            return values[: share.samples] if len(values) == len(share.positions) else values
 
         try:
             data = recursively_apply(of_own, input_data, error_on_other_type=True)

@@ -258,7 +258,9 @@ class LoadBalanced(Wrapper):
         """Record how long the node was away; returns whether its reply counts."""
         number = self._begun[reply.node][0]
         said = said_seconds(reply.message)
-        away = reply.away_if(said)
+        away = max(
+            reply.away - reply.unseen, min(said, reply.away)
+        )  # Of what is possible, the nearest to what is said.
         if reply.message.has_error():
             self._events.left(reply.node, reply.message.error.reason)
         else:

@@ -118,7 +118,8 @@ class EvenstepTrainer(transformers.Trainer):
                 "whole_batches=True does not go with batch_sizes, SyncBatchNorm, include_num_input_tokens_seen,"
                 f" dataloader_drop_last or an own batch sampler: leave it out, and each batch is divided ({_PAGE})"
             )
-        known = (*EvenstepTrainer.__mro__, *_of_trl())
+        trl = sys.modules.get("trl.trainer.sft_trainer")  # Its trainers' methods only gather metrics.
+        known = EvenstepTrainer.__mro__ if trl is None else (*EvenstepTrainer.__mro__, trl.SFTTrainer)
         own = [kind for kind in type(self).__mro__ if kind not in known]
         overridden = any(name in vars(kind) for kind in own for name in _LOOK_INTO_BATCHES)
         if size is None or divided or (not asked and (overridden or not whole_batches(size, steps))):
@@ -160,7 +161,12 @@ class EvenstepTrainer(transformers.Trainer):
 
     def _run_epoch(self, model: Any, epoch: int, train_dataloader: Any, **kwargs: Any) -> None:
         if isinstance(train_dataloader, EvenLoader):
-            self._require_single(train_dataloader.epochs.sampler)
+            sampler = type(train_dataloader.epochs.sampler).__name__
+            if sampler == "RepeatSampler" and self.accelerator.num_processes > 1:
+                raise ConfigError(
+                    f"{type(self).__name__} compares several completions of a prompt, at places that it expects in"
+                    f" equal batches: train it without evenstep ({_PAGE})"
+                )
             train_dataloader.epochs.trains = True  # The first batches are fetched before model.train() is called.
             train_dataloader.epochs.shares()  # The first step is fetched by what is decided here.
             self._trained = train_dataloader
@@ -169,14 +175,6 @@ class EvenstepTrainer(transformers.Trainer):
             super()._run_epoch(model=model, epoch=epoch, train_dataloader=train_dataloader, **kwargs)
         finally:
             trainers.skip_first_batches = skip
-
-    def _require_single(self, sampler: Any) -> None:
-        """Check that no samples need to stay together on a worker."""
-        if type(sampler).__name__ == "RepeatSampler" and self.accelerator.num_processes > 1:
-            raise ConfigError(
-                f"{type(self).__name__} compares several completions of a prompt, at places that it expects in equal"
-                f" batches: train it without evenstep ({_PAGE})"
-            )
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Like `Trainer`'s; next to the loss, it logs batch sizes and the part of the time spent waiting."""
@@ -233,12 +231,6 @@ def _places(batches: list[tuple[Any, float]], places: int) -> list[_Place]:
     alone = min(places, len(batches)) - 1
     none = [_Place() for _ in range(places - 1 - alone)]
     return [*(_Place([each]) for each in batches[:alone]), *none, _Place(batches[alone:])]
-
-
-def _of_trl() -> list[type[Any]]:
-    """TRL's trainers whose methods only gather metrics, if TRL was imported."""
-    module = sys.modules.get("trl.trainer.sft_trainer")
-    return [] if module is None else [module.SFTTrainer]
 
 
 _LOOK_INTO_BATCHES: Final = ("compute_loss", "training_step", "get_batch_samples", "floating_point_ops")
