@@ -39,11 +39,6 @@ class Batches(BatchLoop):
     handed out.
     """
 
-    @property
-    def session(self) -> Any:
-        """The session that this loader belongs to: a `Session`, or an `ElasticSession`."""
-        return self._session
-
     def statistics(self) -> LoaderStatistics:
         """The counts of this worker's loader so far."""
         return LoaderStatistics(
@@ -69,13 +64,13 @@ class Batches(BatchLoop):
         Raises:
             CheckpointError: A checkpoint that was saved asynchronously could not be written.
         """
-        self._session.close()
+        self.session.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._session.__exit__(*exception)
+        self.session.__exit__(*exception)
 
     def weigh_by(self, count: float) -> None:
         """Weigh this batch by its part of all workers' units (tokens, pixels, class weights), instead of samples.

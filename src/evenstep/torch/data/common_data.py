@@ -49,7 +49,10 @@ def checksum_of(loader: DataLoader[Any]) -> int:
         return zlib.crc32(repr(dataset.lengths).encode())
     try:
         length, processes = len(dataset), min(loader.num_workers, 1)  # type: ignore[arg-type]
-        if processes and _start_method(loader) != "fork":  # Starting another process takes seconds.
+        # A script that has not chosen a start method may still do so later.
+        context: Any = loader.multiprocessing_context or multiprocessing
+        method = context.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+        if processes and method != "fork":  # Starting another process takes seconds.
             dataset, processes = pickle.loads(pickle.dumps(dataset)), 0
         samples = DataLoader(
             dataset,
@@ -66,12 +69,6 @@ def checksum_of(loader: DataLoader[Any]) -> int:
     except Exception:  # If it is an error of the dataset, training meets it again.
         return 0
     return int(found)
-
-
-def _start_method(loader: DataLoader[Any]) -> str:
-    """The start method of the loader's data workers. A script that has not chosen one may still do so later."""
-    context: Any = loader.multiprocessing_context or multiprocessing
-    return context.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
 def checksum_of_samples(samples: Any) -> int:

@@ -2,7 +2,7 @@
 
 import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast, final
+from typing import TYPE_CHECKING, Any, Final, cast, final
 
 from evenstep.core.disagreement import Field, require_agreement
 from evenstep.core.errors import ConfigError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from evenstep.core.values import IntArray
     from evenstep.torch.agree import Terms
     from evenstep.torch.data.order import EpochOrder
+    from evenstep.torch.data.own_epochs import OwnEpochs
 
 _MUST_AGREE: Final = {
     "length": Field(phrase="an epoch of {} samples", then="change the loader on every worker alike"),
@@ -184,12 +185,7 @@ class Epochs:
         self.at.restore(saved, self.iterations() if saved.ends is None else len(saved.ends))
 
 
-class _Adopts(Protocol):
-    order: "EpochOrder"
-    global_batch_size: int
-
-
-def adopt(epochs: _Adopts, saved: LoaderState, tracker: Tracker) -> None:
+def adopt(epochs: "Epochs | OwnEpochs", saved: LoaderState, tracker: Tracker) -> None:
     """Continue with the global batch size and the seed of a state, with a warning if they are others, and its speeds.
 
     Raises:

@@ -143,11 +143,6 @@ class OwnData:
 
 
 def _rows_of(batch: Any) -> int:
-    """The number of samples in a batch.
-
-    Raises:
-        ConfigError: It cannot be cut by rows.
-    """
     counts = {*_counts(batch)}
     if len(counts) != 1 or None in counts:
         raise ConfigError(
