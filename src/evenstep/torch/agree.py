@@ -95,31 +95,29 @@ def agree_on_loader(request: RunRequest, workers: Workers, agreed: Agreed, first
         DisagreementError: The workers were given different loaders.
     """
     scheme = agreed.scheme
-    own, records = tell(
-        lambda: (made := _check_loader(request, workers, scheme, first), made.record), _exchange(workers, activity)
-    )
+
+    def check() -> tuple[_OwnLoader, dict[str, Any]]:
+        require_loader(request.loader, streams=True)
+        own = _own_loader(request, workers, scheme)
+        order = own.order
+        if scheme.served is not None:
+            require_servable_loader(scheme, request.loader)
+            size = request.whole_batch_size(scheme, order.sampling, workers.count)
+            known = first.order.length, first.global_batch_size, first.order.sampling.drop_last
+            if (order.length, size, order.sampling.drop_last) != known:
+                raise ConfigError(
+                    f"a further loader has {order.length} samples, a global batch size of {size} and"
+                    f" drop_last={order.sampling.drop_last}, and the servers know those of the first:"
+                    f" {known[0]}, {known[1]} and {known[2]}. Give it the same, or use a scheme without servers"
+                )
+        return own, own.record
+
+    own, records = tell(check, _exchange(workers, activity))
     require_same(records)
     _require_common(request, own, records, workers, activity)
     whole = request.whole_batch_size(scheme, own.order.sampling, workers.count)
     load_policy(scheme.load, workers.count).allocate(replace(agreed.problem, global_batch_size=whole))
     return _terms(request, own, scheme, whole, records)
-
-
-def _check_loader(request: RunRequest, workers: Workers, scheme: Scheme, first: Terms) -> _OwnLoader:
-    require_loader(request.loader, streams=True)
-    own = _own_loader(request, workers, scheme)
-    order = own.order
-    if scheme.served is not None:
-        require_servable_loader(scheme, request.loader)
-        size = request.whole_batch_size(scheme, order.sampling, workers.count)
-        known = first.order.length, first.global_batch_size, first.order.sampling.drop_last
-        if (order.length, size, order.sampling.drop_last) != known:
-            raise ConfigError(
-                f"a further loader has {order.length} samples, a global batch size of {size} and"
-                f" drop_last={order.sampling.drop_last}, and the servers know those of the first:"
-                f" {known[0]}, {known[1]} and {known[2]}. Give it the same, or use a scheme without servers"
-            )
-    return own
 
 
 def _own_loader(request: RunRequest, workers: Workers, scheme: Scheme) -> _OwnLoader:
@@ -129,6 +127,7 @@ def _own_loader(request: RunRequest, workers: Workers, scheme: Scheme) -> _OwnLo
     costs = costs_of(request, scheme, order)
     loader, sampling = request.loader, order.sampling
     compared = workers.count > 1 and request.partition is None and not request.private
+    checksum = checksum_of(loader) if compared and request.checksum is None else request.checksum
     common = {"dataset": order.dataset_length, "length": order.length}
     record = {
         "batch_size": sampling.batch_size,
@@ -143,15 +142,11 @@ def _own_loader(request: RunRequest, workers: Workers, scheme: Scheme) -> _OwnLo
         "partition": "private" if request.private else request.partition,
         "uneven": request.uneven,
         "accumulation": request.accumulation,
-        "samples": _checksum(request) if compared else 0,
+        "samples": checksum if compared else 0,
         "cost": None if costs is None else costs.checksum,
         "depth": loader.num_workers * (loader.prefetch_factor or 0),
     }
     return _OwnLoader(order=order, costs=costs, record=record)
-
-
-def _checksum(request: RunRequest) -> int:
-    return checksum_of(request.loader) if request.checksum is None else request.checksum
 
 
 def _terms(
@@ -263,11 +258,7 @@ def _needed_batch(request: RunRequest) -> int:
 
 
 def _found_limit(request: RunRequest, identity: str, workers: Workers, *, by_cost: bool) -> int:
-    """The largest batch that an earlier run with the same folder found for this worker; UNLIMITED if none did.
-
-    Raises:
-        ConfigError: The earlier run found the global batch size for other workers.
-    """
+    """The largest batch that an earlier run with the same folder found for this worker; UNLIMITED if none did."""
     found = request.found
     if found is None:
         return UNLIMITED

@@ -65,7 +65,12 @@ class Running:
         link = self._join(loaders)
         with explaining(self._liveness):
             self._engine = self._engine_of(link)
-        self._end_with_run()
+        ends = RunEnd(
+            device=self._agreement.workers[self._workers.rank]["device"],
+            advice=self._advice(),
+            liveness=self._liveness,
+        )
+        when_failing(self._engine.tracker, ends)
         self._surveyed = request.launched.survey_up_to is not None
         if self._surveyed:
             self._engine.shares = Surveyor(request, self._agreement, self._engine.tracker, self._workers).shares
@@ -272,15 +277,6 @@ class Running:
         if own.hold is not None and own.hold.memory is not None:
             return LearntLimit(EmulatedMemory(own.hold.memory), failed=own.failed)
         return LearntLimit(CudaMemory(device), failed=own.failed) if device.type == "cuda" else None
-
-    def _end_with_run(self) -> None:
-        """Make an exception that ends the process also end the run."""
-        ends = RunEnd(
-            device=self._agreement.workers[self._workers.rank]["device"],
-            advice=self._advice(),
-            liveness=self._liveness,
-        )
-        when_failing(self._engine.tracker, ends)
 
     def _advice(self) -> str:
         """Advice for the user after a worker ran out of memory."""

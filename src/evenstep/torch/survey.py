@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, final
 
 import numpy as np
 import psutil
@@ -18,6 +18,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.load.limits import DEFAULT_MINIMUM
 from evenstep.core.memory import LargestBatches
 from evenstep.core.samples import EpochCosts, Ledger, Share, Shares
+from evenstep.core.values import IntArray
 from evenstep.launch.survey import Survey, SurveyedWorker
 from evenstep.torch.cuda import CudaMemory
 from evenstep.torch.data.sampling import Sampling
@@ -28,9 +29,6 @@ from evenstep.worker.agreement import Agreed
 from evenstep.worker.device_memory import EmulatedMemory, MemoryProbe, host_memory
 from evenstep.worker.hold import Hold, identity_of
 from evenstep.worker.tracker import Tracker
-
-if TYPE_CHECKING:
-    from evenstep.core.values import IntArray, Reports
 
 _WARM_UP: Final = 2
 _ITERATIONS: Final = 50
@@ -112,11 +110,14 @@ class Surveyor:
         Raises:
             SystemExit: Everything has been measured, and the script is over.
         """
-        if self._computed is not None and self._tracker.latest is not None:
-            if self._search.done:
-                self._observe_own_batch(self._tracker.latest)
+        if self._computed is not None and (reports := self._tracker.latest) is not None:
+            if self._search.done:  # It was an iteration with the script's own global batch.
+                now = self._tracker.iteration
+                self._microseconds.append(reports.compute_microseconds.tolist())
+                self._iteration_seconds.append(self._tracker.clock() - self._handed_out_at)
+                self._outside_seconds.append(0.0 if now is None else now.input_seconds + now.script_seconds)
             else:
-                self._search.observe(self._computed, self._tracker.latest)
+                self._search.observe(self._computed, reports)
         # A single worker waits for no other, so there is nothing to compare.
         wanted = 0 if self._workers.count == 1 else _WARM_UP + _ITERATIONS
         if self._search.done and len(self._microseconds) >= wanted:
@@ -153,14 +154,7 @@ class Surveyor:
         """Do nothing: nothing is fetched ahead."""
         return None
 
-    def _observe_own_batch(self, reports: "Reports") -> None:
-        """Record one iteration with the script's own global batch."""
-        now = self._tracker.iteration
-        self._microseconds.append(reports.compute_microseconds.tolist())
-        self._iteration_seconds.append(self._tracker.clock() - self._handed_out_at)
-        self._outside_seconds.append(0.0 if now is None else now.input_seconds + now.script_seconds)
-
-    def _sizes(self) -> "IntArray":
+    def _sizes(self) -> IntArray:
         return self._search.shared(self._global_batch_size) if self._search.done else self._search.sizes
 
     @property

@@ -38,10 +38,9 @@ from evenstep.torch.data.loop import BatchLoop, Bound
 from evenstep.torch.data.sampling import Sampling
 from evenstep.torch.elastic.engine import ElasticEngine
 from evenstep.torch.elastic.local import LocalReplica
-from evenstep.torch.elastic.model import sum_parts, summing, whole
 from evenstep.torch.elastic.quorum import BrokenQuorumError, Quorum
 from evenstep.torch.elastic.record import ReplicaRecorder
-from evenstep.torch.elastic.summed import SummingReplica
+from evenstep.torch.elastic.summed import SummingReplica, sum_parts, summing, whole
 from evenstep.torch.engines.engine import NO_BATCH
 from evenstep.torch.failure import install_hook
 from evenstep.torch.model import PreparedModel, device_of, forget
@@ -380,11 +379,7 @@ class ElasticSession:
 
 
 def _inside_of(manager: Manager, request: RunRequest, scheme: Scheme) -> Workers:
-    """This process in its replica.
-
-    Raises:
-        ConfigError: The replica has several processes, and not what these need; or it has one, and a mesh.
-    """
+    """This process in its replica."""
     count, mesh = manager._group_world_size, request.mesh
     if count == 1 and mesh is None and not request.data_dims:
         return Workers(rank=0, count=1, host=socket.gethostname(), timeout_seconds=request.timeout)

@@ -1,6 +1,7 @@
 """Joins the other workers in process groups, under schemes without servers."""
 
 import atexit
+import gc
 import os
 import socket
 import time
@@ -19,7 +20,6 @@ from evenstep.launch.c10d import Store
 from evenstep.launch.connections import connections
 from evenstep.launch.meeting_place import meet
 from evenstep.launch.store_line import bounded, keeper_of
-from evenstep.torch.processes import forks  # noqa: F401 (what it keeps from forks is made here)
 from evenstep.torch.processes.workers import Workers, new_group, place_of
 
 NAMING_SECONDS: Final = 2.0
@@ -31,6 +31,11 @@ _LAST_SECONDS: Final = 0.05
 A thread that needs the interpreter for that when it has ended kills the process: `terminate called without an active
 exception` (Python before 3.14).
 """
+
+# A forked process, such as a data worker, never collects what existed before it. That may hold the connections of a
+# closed run, in a cycle. Gloo closes a connection with its threads, which a fork does not have, and on the parent's
+# descriptors: collecting in the child would hang forever, or end the parent.
+os.register_at_fork(before=gc.freeze, after_in_parent=gc.unfreeze)
 
 _Groups: TypeAlias = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
 

@@ -5,17 +5,15 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from evenstep.core.errors import ConfigError
 from evenstep.launch.c10d import Store
+from evenstep.worker.peers import Peers
 from evenstep.worker.worker import Worker
-
-if TYPE_CHECKING:
-    from evenstep.worker.peers import Peers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +48,7 @@ class Workers(Worker):
     connections: frozenset[int] = frozenset()
     meet: Callable[[bytes], list[bytes]] | None = None
     rows: Callable[[torch.Tensor], torch.Tensor] | None = None
-    peers: "Peers | None" = None
+    peers: Peers | None = None
     everyone: "Workers | None" = None
     inside: "Workers | None" = None
 
