@@ -36,10 +36,9 @@ from evenstep.torch.data.common_data import checksum_of
 from evenstep.torch.data.loader import PreparedLoader
 from evenstep.torch.data.loop import BatchLoop, Bound
 from evenstep.torch.data.sampling import Sampling
-from evenstep.torch.elastic.engine import ElasticEngine
+from evenstep.torch.elastic.engine import ElasticEngine, ReplicaRecorder
 from evenstep.torch.elastic.local import LocalReplica
 from evenstep.torch.elastic.quorum import BrokenQuorumError, Quorum
-from evenstep.torch.elastic.record import ReplicaRecorder
 from evenstep.torch.elastic.summed import SummingReplica, sum_parts, summing, whole
 from evenstep.torch.engines.engine import NO_BATCH
 from evenstep.torch.failure import install_hook

@@ -221,16 +221,12 @@ class Balancer(Loop):
         now.synchronised_seconds = tracker.clock() - now.paused
         amounts = self._rows.check(rows)[:, 0].copy().view(np.float64)
         tracker.mark(Doing.COMPUTING)
-        if weighed:
-            self._settle(float(own), float(amounts.sum()))
-
-    def _settle(self, own: float, total: float) -> None:
-        """Weigh the share by units. If no worker counted any, it is as for a loss divided by max(count, 1)."""
-        assert self.share is not None
-        if self._period is None:
-            self.share = replace(self.share, weight=own / (total or 1.0) if self.share.weight else 0.0)
-        elif total:
-            self.share = replace(self.share, average=own / total)
+        if weighed and self.share is not None:
+            units, total = float(own), float(amounts.sum())
+            if self._period is not None and total:
+                self.share = replace(self.share, average=units / total)
+            elif self._period is None:  # If no worker counted any, it is as for a loss divided by max(count, 1).
+                self.share = replace(self.share, weight=units / (total or 1.0) if self.share.weight else 0.0)
 
     # The epoch.
 
