@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Share
 from evenstep.torch.data.loader import PreparedLoader
-from evenstep.torch.data.metrics import rows_of_all
+from evenstep.torch.processes.workers import rows_of_all
 from evenstep.worker.hand_outs import HandedOut
 
 _IGNORED: Final = -100  # The label that cross_entropy ignores.
@@ -220,7 +220,9 @@ class EvenLoader(DataLoaderShard):
         self.epochs.number = epoch
 
     def __iter__(self) -> Iterator[Any]:
-        self.trains = self.epochs.trains or self.epochs.accelerator.in_training
+        accelerator = self.epochs.accelerator
+        models = (accelerator.unwrap_model(each, keep_torch_compile=False) for each in accelerator._models)
+        self.trains = self.epochs.trains or any(each.training for each in models)
         try:
             yield from self._shares() if self.trains else super().__iter__()
         finally:

@@ -121,14 +121,7 @@ class Asynchronous(Wrapper):
     ) -> Result:
         """Train until the nodes have done the work of `num_rounds` rounds of all nodes.
 
-        Args:
-            grid: As in `Strategy.start`.
-            initial_arrays: As there.
-            num_rounds: As there.
-            timeout: Seconds after which a node without a reply leaves; None for never.
-            train_config: As there.
-            evaluate_config: As there.
-            evaluate_fn: As there.
+        Arguments as in `Strategy.start`; a node leaves after `timeout` seconds without a reply, or never if it is None.
 
         Raises:
             ConfigError: The nodes cannot be grouped as the scheme says.

@@ -172,11 +172,6 @@ class Accelerator(accelerate.Accelerator):
 
     # Training.
 
-    @property
-    def in_training(self) -> bool:
-        """True if a prepared model is in training mode."""
-        return any(self.unwrap_model(model, keep_torch_compile=False).training for model in self._models)
-
     def _require_share(self, *_: Any) -> None:
         """Called before a step: refuse a step on batches that Accelerate has divided equally."""
         loader = self.gradient_state.active_dataloader

@@ -66,7 +66,6 @@ class EvenstepTrainer(transformers.Trainer):
         return bool(self.model_accepts_loss_kwargs or self.compute_loss_func is not None)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
-        """Like `Trainer`'s."""
         loader = self._trained
         if loader is None or loader.epochs.accumulation == 1:
             found = super().get_batch_samples(epoch_iterator, num_batches, device)
@@ -262,7 +261,6 @@ class _Accelerator(Accelerator):
         """Do nothing: the trainer itself checks each loss."""
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """Like Accelerate's."""
         if self.num_processes > 1:
             self._trainer.require_known_scale()
             loss = self._trainer.of_whole_steps(loss)

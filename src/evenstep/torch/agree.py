@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
 
@@ -17,7 +17,7 @@ from evenstep.core.samples import Costs
 from evenstep.core.values import UNLIMITED
 from evenstep.schemes import Scheme
 from evenstep.torch.costs import costs_of
-from evenstep.torch.data.common_data import checksum_of, require_common
+from evenstep.torch.data.common_data import checksum_of
 from evenstep.torch.data.order import EpochOrder, order_of
 from evenstep.torch.failure import read_failure
 from evenstep.torch.model import needed_batch
@@ -32,6 +32,12 @@ from evenstep.torch.request import RunRequest
 from evenstep.worker import agreement
 from evenstep.worker.activity import Activity
 from evenstep.worker.agreement import Agreed, Exchange, Own, hold_of, record_of, require_same, tell
+from evenstep.worker.common_data import require_alike
+
+_ADVICE: Final = (
+    'give all workers the same dataset; or, for data that stay with their workers, partition="private";'
+    ' or partition="common" if the datasets are the same'
+)
 
 
 @final
@@ -186,7 +192,7 @@ def _terms(
         lengths=lengths,
         own=request.uneven if draws_own else None,
         told_private=request.partition == "private",
-        needed_batch=_needed_batch(request),
+        needed_batch=max(map(needed_batch, request.models)),
         costs=own.costs,
         alike=request.peers is not None and request.partition is None,
     )
@@ -206,13 +212,14 @@ def _require_common(
     request: RunRequest, own: _OwnLoader, records: Sequence[Mapping[str, Any]], workers: Workers, activity: Activity
 ) -> None:
     """Check that all processes have the same samples."""
+    require = partial(require_alike, again=lambda: checksum_of(request.loader), advice=_ADVICE)
     if workers.peers is None:
-        require_common(request.loader, records, _exchange(workers, activity), workers.rank)
+        require([each["samples"] for each in records], _exchange(workers, activity), workers.rank)
         return
     processes = workers.processes
     with activity.waiting(), workers.peers.naming():
         told = gather(processes, {"samples": own.record["samples"]})
-        require_common(request.loader, told, partial(gather, processes), processes.rank)
+        require([each["samples"] for each in told], partial(gather, processes), processes.rank)
 
 
 def _check(request: RunRequest, workers: Workers, own_loader: Callable[[], _OwnLoader]) -> Own:
@@ -245,16 +252,12 @@ def _check(request: RunRequest, workers: Workers, own_loader: Callable[[], _OwnL
         "parameters": sum(parameter.numel() for parameter in parameters) if workers.peers is None else None,
         "shapes": None if workers.peers else zlib.crc32(repr([list(each.shape) for each in parameters]).encode()),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
-        "smallest_batch": _needed_batch(request),
+        "smallest_batch": max(map(needed_batch, request.models)),
         "largest_batch": largest,
         "largest_first": first if scheme.micro_batch is not None else min(first, found),
     }
     too_large = None if failed is None else failed.samples
     return Own(scheme=scheme, hold=hold, emulated=emulated, failed=too_large, record=record)
-
-
-def _needed_batch(request: RunRequest) -> int:
-    return max(needed_batch(model) for model in request.models)
 
 
 def _found_limit(request: RunRequest, identity: str, workers: Workers, *, by_cost: bool) -> int:

@@ -177,7 +177,6 @@ class PreparedModel(DistributedDataParallel):
             self._engine.reduction_begins(self._index, synchronises=bool(called.require_backward_grad_sync))
 
     def train(self, mode: bool = True) -> Self:
-        """Like `torch.nn.Module.train`."""
         torch.nn.Module.train(self, mode)
         if self._replica is not None:
             self._replica.train(mode)  # type: ignore[no-untyped-call]
@@ -224,7 +223,6 @@ class PreparedModel(DistributedDataParallel):
 
     @property
     def join_device(self) -> torch.device:
-        """Like `DistributedDataParallel`'s."""
         return device_of(self.module)
 
     @property

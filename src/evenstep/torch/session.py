@@ -19,13 +19,12 @@ from evenstep.torch.costs import Cost
 from evenstep.torch.data.batches import Batches
 from evenstep.torch.data.loader import PreparedLoader, PreparedShares
 from evenstep.torch.data.loop import CLOSED, BatchLoop
-from evenstep.torch.data.metrics import rows_of_all
 from evenstep.torch.data.order import EpochOrder, order_of
 from evenstep.torch.engines.collective import CommHook
 from evenstep.torch.engines.engine import NO_BATCH
 from evenstep.torch.model import PreparedModel, unwrapped
 from evenstep.torch.optimizers import ServedOptimizer, WindowedOptimizer, is_initialised
-from evenstep.torch.processes.workers import Workers
+from evenstep.torch.processes.workers import Workers, rows_of_all
 from evenstep.torch.request import RunRequest, SessionOptions
 from evenstep.torch.running import Running
 from evenstep.worker.arguments import require_known

@@ -8,7 +8,7 @@ import torch
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
 from evenstep.torch.data.loop import BatchLoop
-from evenstep.torch.data.metrics import Value, mean_over_workers
+from evenstep.torch.processes.workers import Value, mean_over_workers
 
 
 @final
@@ -33,11 +33,7 @@ class LoaderStatistics:
 
 
 class Batches(BatchLoop):
-    """Iterates over this worker's batches; every worker takes the same number of iterations.
-
-    Each sample of an epoch counts exactly once over all workers. The size of a batch is decided right before it is
-    handed out.
-    """
+    """A loop over this worker's batches, and what its script does besides iterating."""
 
     def statistics(self) -> LoaderStatistics:
         """The counts of this worker's loader so far."""

@@ -22,7 +22,7 @@ class Requests:
 
     def __init__(self) -> None:
         self.issued: deque[Request | None] = deque()
-        self._ask: Callable[[], _Task | None] = _nothing
+        self._ask: Callable[[], _Task | None] = lambda: None
 
     def begin(self, shares: Shares, order: Indices, *, limit: int | None, by_rows: bool) -> None:
         """From now on, request the samples of these shares, at most `limit` at a time; `by_rows` as in `BatchMaker`."""
@@ -39,7 +39,7 @@ class Requests:
 
     def end(self) -> None:
         """Request nothing more."""
-        self._ask = _nothing
+        self._ask = lambda: None
 
     def __iter__(self) -> Iterator[Any]:
         while True:
@@ -48,10 +48,6 @@ class Requests:
 
 _Task: TypeAlias = tuple[list[int], bool]
 """The indices that a data worker fetches, and whether it collates the samples."""
-
-
-def _nothing() -> None:
-    """Stands for "nothing left to request"."""
 
 
 @final

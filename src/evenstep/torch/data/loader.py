@@ -14,7 +14,7 @@ from evenstep.torch.data.batch_maker import BatchMaker
 from evenstep.torch.data.batches import Batches
 from evenstep.torch.data.fetch import ProcessFetcher, Requests, inner_loader, pinned, pins
 from evenstep.torch.data.loop import Maker
-from evenstep.torch.data.own_epochs import OwnEpochs
+from evenstep.torch.data.own_data import OwnEpochs
 from evenstep.torch.data.randomness import mixed
 from evenstep.torch.data.sampling import MAX_LENGTH, Positions
 

@@ -15,7 +15,7 @@ from evenstep.core.samples import Drawn, EpochCosts, Ledger, OwnShares, Share, S
 from evenstep.core.values import UNLIMITED, require_whole
 from evenstep.torch.data.common_data import checksum_of_batch
 from evenstep.torch.data.epochs import Epochs
-from evenstep.torch.data.own_epochs import OwnEpochs
+from evenstep.torch.data.own_data import OwnEpochs
 from evenstep.torch.engines.engine import Engine
 from evenstep.torch.engines.traces import Traces
 from evenstep.worker.hand_outs import HandedOut, Origin
