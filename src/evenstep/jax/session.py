@@ -92,7 +92,12 @@ class Session(BalancedLoader):
         prefetch: bool = True,
         **options: Unpack[LoaderOptions],
     ) -> None:
-        _require_initialised()
+        started = next((name for name in _LAUNCHED if os.environ.get(name, "1") not in ("", "1")), None)
+        if started is not None and not jax.distributed.is_initialized():
+            raise ConfigError(
+                f"{started} says that there are {os.environ[started]} processes, but this one does not know the others:"
+                " call jax.distributed.initialize() first"
+            )
         self._data, self._pad = data, None if pad is None else require_whole("pad", pad, 1, 2**31 - 1)
         self._processes = Processes()
         self._balancer = balance(
@@ -243,16 +248,6 @@ _all_finite: Final = jax.jit(lambda leaves: jax.numpy.array([jax.numpy.isfinite(
 
 def _is_floating(leaf: Any) -> bool:
     return bool(jax.numpy.issubdtype(jax.numpy.result_type(leaf), jax.numpy.inexact))
-
-
-def _require_initialised() -> None:
-    """Refuse a process that was started as one of several but does not know the others."""
-    started = next((name for name in _LAUNCHED if os.environ.get(name, "1") not in ("", "1")), None)
-    if started is not None and not jax.distributed.is_initialized():
-        raise ConfigError(
-            f"{started} says that there are {os.environ[started]} processes, but this one does not know the others:"
-            " call jax.distributed.initialize() first"
-        )
 
 
 def _in_steps(scheme: Scheme | str | None, pad: int | None, global_batch_size: object) -> Scheme | str | None:

@@ -27,9 +27,9 @@ from evenstep.torch.optimizers import ServedOptimizer, WindowedOptimizer, window
 from evenstep.torch.processes.join_workers import join_workers
 from evenstep.torch.processes.liveness import Liveness, explaining
 from evenstep.torch.request import RunRequest
-from evenstep.torch.survey import Surveyor, probe_of, to_be_surveyed
+from evenstep.torch.survey import Surveyor, to_be_surveyed
 from evenstep.worker.activity import Activity
-from evenstep.worker.device_memory import EmulatedMemory, LearntLimit
+from evenstep.worker.device_memory import EmulatedMemory, LearntLimit, MemoryProbe, host_memory
 from evenstep.worker.meter import HostStopwatch
 from evenstep.worker.opening import open_tracker, run_event
 from evenstep.worker.servers.link import ServerLink
@@ -105,15 +105,15 @@ class Running:
         join_group(joined, self._agreement.scheme, [each["host"] for each in self._agreement.workers])
         return joined.link
 
-    def bind_models(self, prepared: Sequence[PreparedModel]) -> None:
-        """Make these models of the request synchronise gradients from now on."""
-        with explaining(self._liveness):
-            for index, (model, each) in enumerate(zip(self._request.models, prepared, strict=True)):
-                each.bind(model, self._engine, index, comm_hook=self._request.comm_hook)
+    def bind(self, models: Sequence[PreparedModel], prepared: Sequence[torch.optim.Optimizer]) -> None:
+        """Make these models of the request synchronise gradients from now on, and check these optimizers' steps.
 
-    def bind_optimizers(self, prepared: Sequence[torch.optim.Optimizer]) -> None:
-        """Check these optimizers' steps from now on, push them to servers, or defer them to the last micro-batch."""
+        The steps are pushed to servers, or deferred to the last micro-batch, if the scheme says so.
+        """
         engine, optimizers = self._engine, self._request.optimizers
+        with explaining(self._liveness):
+            for index, (model, each) in enumerate(zip(self._request.models, models, strict=True)):
+                each.bind(model, engine, index, comm_hook=self._request.comm_hook)
         self._checks = StepChecks(engine, self._request.models, [*optimizers, *prepared])
         # Its own hook runs after those that the script and the integrations have registered, whose errors say more.
         self._hooks += [each.register_step_pre_hook(self._checks.before_step) for each in optimizers]
@@ -269,14 +269,17 @@ class Running:
     def _learned_limit(self) -> LearntLimit | None:
         """Learns this worker's largest batch; None if its memory is unknown or does not limit batches."""
         own, device = self._agreement.own, self._request.device
-        if self._request.launched.survey_up_to is not None:
-            here = [each["host"] for each in self._agreement.workers].count(self._workers.host)
-            return LearntLimit(probe_of(self._request, own.hold, here))
         if self._agreement.scheme.micro_batch is not None:
             return None
         if own.hold is not None and own.hold.memory is not None:
-            return LearntLimit(EmulatedMemory(own.hold.memory), failed=own.failed)
-        return LearntLimit(CudaMemory(device), failed=own.failed) if device.type == "cuda" else None
+            probe: MemoryProbe = EmulatedMemory(own.hold.memory)
+        elif device.type == "cuda":
+            probe = CudaMemory(device)
+        elif self._request.launched.survey_up_to is not None:
+            probe = host_memory([each["host"] for each in self._agreement.workers].count(self._workers.host))
+        else:
+            return None
+        return LearntLimit(probe, failed=own.failed)
 
     def _advice(self) -> str:
         """Advice for the user after a worker ran out of memory."""

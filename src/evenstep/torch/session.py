@@ -199,8 +199,7 @@ class Session:
         )
         self._remove_guards()
         self._running = Running(request, loaders)
-        self._running.bind_models(self._prepared)
-        self._running.bind_optimizers(self._wrapped)
+        self._running.bind(self._prepared, self._wrapped)
         for each in loaders:
             self._running.bind_loader(each)
         self._running.begin(loaders[0].iterations())

@@ -20,14 +20,12 @@ from evenstep.core.memory import LargestBatches
 from evenstep.core.samples import EpochCosts, Ledger, Share, Shares
 from evenstep.core.values import IntArray
 from evenstep.launch.survey import Survey, SurveyedWorker
-from evenstep.torch.cuda import CudaMemory
 from evenstep.torch.data.sampling import Sampling
 from evenstep.torch.processes.workers import Workers, gather, place_of
 from evenstep.torch.refusals import require_loader
 from evenstep.torch.request import RunRequest
 from evenstep.worker.agreement import Agreed
-from evenstep.worker.device_memory import EmulatedMemory, MemoryProbe, host_memory
-from evenstep.worker.hold import Hold, identity_of
+from evenstep.worker.hold import identity_of
 from evenstep.worker.tracker import Tracker
 
 _WARM_UP: Final = 2
@@ -59,13 +57,6 @@ def to_be_surveyed(request: RunRequest) -> RunRequest:
     return replace(
         request, loader=plain, scheme="bsp", batch_sizes=None, global_batch_size=None, run_dir=None, accumulation=1
     )
-
-
-def probe_of(request: RunRequest, hold: Hold | None, workers_here: int) -> MemoryProbe:
-    """Return the probe of this worker's memory; `workers_here` workers share its host's memory."""
-    if hold is not None and hold.memory is not None:
-        return EmulatedMemory(hold.memory)
-    return CudaMemory(request.device) if request.device.type == "cuda" else host_memory(workers_here)
 
 
 @final

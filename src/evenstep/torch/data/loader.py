@@ -12,7 +12,7 @@ from evenstep.core.samples import Drawn, Share, Shares
 from evenstep.core.values import UNLIMITED, require_whole
 from evenstep.torch.data.batch_maker import BatchMaker
 from evenstep.torch.data.batches import Batches
-from evenstep.torch.data.fetch import ProcessFetcher, Requests, inner_loader, pinned, pins
+from evenstep.torch.data.fetch import ProcessFetcher, Requests, WorkerDataset, as_made, inner_loader, pinned, pins
 from evenstep.torch.data.loop import Maker
 from evenstep.torch.data.own_data import OwnEpochs
 from evenstep.torch.data.randomness import mixed
@@ -71,7 +71,12 @@ class PreparedLoader(Batches):
             make = (lambda indices: pinned(maker.batch(indices), pin)) if pin else maker.batch
             return lambda _, piece: make(order[np.array(piece.positions)].tolist())
         if self._inner is None:
-            self._inner = inner_loader(source, maker, self._requests, self._randomness)
+            how = {
+                "batch_sampler": self._requests,
+                "collate_fn": as_made,
+                "persistent_workers": source.persistent_workers,
+            }
+            self._inner = inner_loader(source, WorkerDataset(maker), self._randomness, **how)
         rank = self._started.engine.workers.rank
         self._randomness.manual_seed(mixed(self._epochs.order.seed, self.number, self._at.epoch, rank))
         self._requests.begin(shares, order, limit=self._started.scheme.micro_batch, by_rows=maker.by_rows)

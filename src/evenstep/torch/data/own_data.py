@@ -16,7 +16,7 @@ from evenstep.core.shown import shown
 from evenstep.core.values import UNLIMITED, IntArray
 from evenstep.torch.data.common_data import checksum_of_samples
 from evenstep.torch.data.epochs import adopt
-from evenstep.torch.data.fetch import pinned, pins
+from evenstep.torch.data.fetch import inner_loader, pinned, pins
 from evenstep.torch.data.order import order_of
 from evenstep.torch.data.packing import joined
 from evenstep.torch.data.randomness import mixed, seeded_randomness
@@ -279,19 +279,9 @@ class OwnEpochs:
             length -= length % size
         first = max(taken - 1, 0)  # A worker without samples repeats the last one.
         drawn = self.order.draw(epoch, self._engine.workers, lambda record: [dict(record)])
-        inner = DataLoader(
-            source.dataset,
-            batch_size=size,
-            sampler=_looked_up(drawn.indices, first, length),
-            num_workers=source.num_workers,
-            collate_fn=source.collate_fn,
-            pin_memory=pins(source),
-            timeout=source.timeout,
-            worker_init_fn=source.worker_init_fn,
-            multiprocessing_context=source.multiprocessing_context,
-            prefetch_factor=source.prefetch_factor,
-            generator=torch.Generator().manual_seed(mixed(*key)),
-        )
+        randomness, sampler = torch.Generator().manual_seed(mixed(*key)), _looked_up(drawn.indices, first, length)
+        how = {"batch_size": size, "sampler": sampler, "collate_fn": source.collate_fn}
+        inner = inner_loader(source, source.dataset, randomness, **how)
         return OwnData(iter(inner), first, pin=pins(source))
 
     def state(self, done: int, tracker: Tracker) -> LoaderState:

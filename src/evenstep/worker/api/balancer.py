@@ -238,14 +238,11 @@ class Balancer(Loop):
         self._planned = self._tracker.shares(ledger, epoch=self._at.epoch, depth=0)
         return self._planned
 
-    def _weight_of(self, part: Part) -> float:
-        return self._weigh(part) if self._period is None else float(part.samples > 0)
-
-    def _average_of(self, part: Part) -> float | None:
-        if self._period is None or not due_fragments(part, self._period):
-            return None
-        samples = self._since_average + part.sizes
-        return float(samples[self._worker.rank] / samples.sum())
+    def _weights_of(self, part: Part) -> tuple[float, float | None]:
+        if self._period is None:
+            return self._weigh(part), None
+        samples, due = self._since_average + part.sizes, due_fragments(part, self._period)
+        return float(part.samples > 0), float(samples[self._worker.rank] / samples.sum()) if due else None
 
     def _begin(self, part: Part) -> None:
         if self._due:

@@ -234,8 +234,8 @@ class Client(Loop):
     def _shares(self, ledger: Ledger) -> Shares:
         return self._pass.start(self._at.epoch)
 
-    def _weight_of(self, part: Part) -> float:
-        return 1.0
+    def _weights_of(self, part: Part) -> tuple[float, None]:
+        return 1.0, None
 
     def _begin(self, part: Part) -> None:
         super()._begin(part)
