@@ -58,12 +58,8 @@ class Epochs:
             at.set_next(self._sampler_epoch)
         self._ledger(self.order, self.global_batch_size, 0)
 
-    @property
-    def _length(self) -> int:
-        """Samples in an epoch, over all workers."""
-        return self._length_of(self.order)
-
     def _length_of(self, order: EpochOrder) -> int:
+        """Samples in an epoch, over all workers."""
         return order.length if self._lengths is None else sum(self._lengths)
 
     def iterations(self, parts: int = 1) -> int:
@@ -153,7 +149,7 @@ class Epochs:
             epoch=self.at.epoch,
             iteration=done,
             looping=self.at.looping,
-            length=self._length,
+            length=self._length_of(self.order),
             lengths=self._lengths,
             global_batch_size=self.global_batch_size,
             order=None if drawn is None else cast("Any", drawn.indices).tolist(),
@@ -173,9 +169,9 @@ class Epochs:
                 f"this loader state is of {_described(saved.lengths)} but the run has {_described(self._lengths)}:"
                 " resume with the partition, the workers and the datasets that it was taken on"
             )
-        if saved.taken is not None or saved.length != self._length:
+        if saved.taken is not None or saved.length != self._length_of(self.order):
             raise ConfigError(
-                f"this loader state is of {saved.length} samples but the dataset gives {self._length}:"
+                f"this loader state is of {saved.length} samples but the dataset gives {self._length_of(self.order)}:"
                 " resume with the dataset that it was taken on"
             )
         adopt(self, saved, tracker)

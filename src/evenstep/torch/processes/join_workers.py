@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -73,7 +72,17 @@ def join_workers(
     # The survivors need time to name the missing worker within the user's timeout.
     limit = timedelta(seconds=max(timeout_seconds - NAMING_SECONDS, timeout_seconds / 2))
     given = None if len(set(backends)) > 1 else process_group
-    make = partial(_groups, backend, store, rank, count, limit, given=given, among=process_group)
+
+    def make() -> _Groups:
+        """The groups of hosts and of devices, the latter the script's own if it gave one."""
+        if not dist.is_initialized():
+            dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=limit)
+        if count == 1:
+            return None, None
+        ranks, seconds = dist.get_process_group_ranks(process_group), limit.total_seconds()
+        host_group = new_group([ranks], GLOO, seconds)
+        return host_group, given or (host_group if backend == GLOO else new_group([ranks], backend, seconds))
+
     before = connections().keys()
     host_group, device_group = _connect(make, device, store, count, limit)
     if count == 1:
@@ -115,26 +124,6 @@ def _backend_of(device: torch.device) -> str:
         return dist.get_default_backend_for_device(device)
     except ValueError:
         return ""
-
-
-def _groups(
-    backend: str,
-    store: Store,
-    rank: int,
-    count: int,
-    limit: timedelta,
-    *,
-    among: dist.ProcessGroup | None,
-    given: dist.ProcessGroup | None,
-) -> _Groups:
-    """The groups of hosts and of devices with the members of `among`; the device group is `given`, if there is one."""
-    if not dist.is_initialized():
-        dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=limit)
-    if count == 1:
-        return None, None
-    ranks, seconds = dist.get_process_group_ranks(among), limit.total_seconds()
-    host_group = new_group([ranks], GLOO, seconds)
-    return host_group, given or (host_group if backend == GLOO else new_group([ranks], backend, seconds))
 
 
 def _connect(make: Callable[[], _Groups], device: torch.device, store: Store, count: int, limit: timedelta) -> _Groups:

@@ -110,7 +110,20 @@ class Client(Loop):
         )
         worker = asked.worker
         activity = Activity()
-        self._link = _link(asked.rank, addresses, secret, launched.timeout_seconds(timeout), activity)
+        secret = os.environ.get(SECRET_VARIABLE) if secret is None else secret
+        if not addresses or not secret:
+            raise ConfigError(
+                "there are no servers to join: start the script with evenstep run and a scheme on servers, such as"
+                " --scheme ssp, or give servers= and secret= of evenstep.start_servers"
+            )
+        key = read_secret(secret)
+        self._link = ServerLink(
+            asked.rank,
+            lambda shard: connect(addresses[shard], secret=key),
+            len(addresses),
+            timeout_seconds=launched.timeout_seconds(timeout),
+            activity=activity,
+        )
         try:
             agreed = asked.agree(partial(self._meet, asked.workers))
             super().__init__(asked, agreed, worker, activity)
@@ -311,25 +324,6 @@ class _Optimizer:
     def clear(self) -> None:
         """Forget the state, which the servers have."""
         self.pending = None
-
-
-def _link(
-    rank: int, addresses: Sequence[Sequence[str]], secret: str | None, timeout_seconds: float, activity: Activity
-) -> ServerLink:
-    secret = os.environ.get(SECRET_VARIABLE) if secret is None else secret
-    if not addresses or not secret:
-        raise ConfigError(
-            "there are no servers to join: start the script with evenstep run and a scheme on servers, such as"
-            " --scheme ssp, or give servers= and secret= of evenstep.start_servers"
-        )
-    key = read_secret(secret)
-    return ServerLink(
-        rank,
-        lambda shard: connect(addresses[shard], secret=key),
-        len(addresses),
-        timeout_seconds=timeout_seconds,
-        activity=activity,
-    )
 
 
 def _addresses(servers: object) -> list[list[str]]:
