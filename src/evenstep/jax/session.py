@@ -11,7 +11,6 @@ import numpy as np
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.experts import Experts
-from evenstep.core.shown import shown
 from evenstep.core.values import IntArray, require_whole
 from evenstep.jax.processes import Processes, checksum_of, layout_of
 from evenstep.launch.launch_settings import LaunchSettings
@@ -21,7 +20,7 @@ from evenstep.worker.api.balanced_loader import BalancedLoader, LoaderOptions, b
 from evenstep.worker.api.balancer import Balancer
 from evenstep.worker.api.share import Share
 from evenstep.worker.api.share_batches import ShareBatches
-from evenstep.worker.common_data import require_rows
+from evenstep.worker.common_data import length_of, require_rows
 
 Tree = TypeVar("Tree")
 
@@ -103,7 +102,7 @@ class Session(BalancedLoader):
         self._balancer = balance(
             self._processes.rows,
             _in_steps(scheme, self._pad, global_batch_size),
-            length=_length_of(data),
+            length=length_of(jax.tree.leaves(data, is_leaf=lambda each: isinstance(each, Iterator))),
             global_batch_size=global_batch_size,
             layout=layout_of(weights, checksum_of),
             batch_of=lambda indices: jax.tree.leaves(self._batch(indices)),
@@ -265,23 +264,6 @@ def _in_steps(scheme: Scheme | str | None, pad: int | None, global_batch_size: o
         fits = isinstance(global_batch_size, int) and global_batch_size % pad == 0
         load = replace(load, multiple=pad if fits else 1)
     return replace(made, load=load)
-
-
-def _length_of(data: Any) -> int:
-    """The number of rows of all arrays in the tree; ConfigError if they cannot be indexed, or differ."""
-    lengths = set()
-    for each in (leaves := jax.tree.leaves(data, is_leaf=lambda each: isinstance(each, Iterator))):
-        indexed = hasattr(each, "__getitem__") and hasattr(each, "__len__") and not isinstance(each, str | bytes)
-        if not indexed or getattr(each, "shape", None) == ():
-            raise ConfigError(
-                f"data must be arrays with a row for each sample, which can be indexed, not {shown(each)}: read a"
-                " stream into arrays, or give numpy.arange(length) and take the samples with the indices"
-            )
-        lengths.add(len(each))
-    if len(lengths) != 1:
-        found = "there are none" if not leaves else f"they have {', '.join(map(str, sorted(lengths)))}"
-        raise ConfigError(f"the arrays of data must have equally many rows, one for each sample, but {found}")
-    return lengths.pop()
 
 
 @final
