@@ -89,8 +89,6 @@ class Accelerator(accelerate.Accelerator):
         self.session = Session(**self._options)
         self._sessions.append(self.session)
 
-    # Preparing.
-
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
         """Like Accelerate's. After the first batch, another model or optimizer begins a separate run."""
         new = [each for each in args if not getattr(each, "_is_accelerate_prepared", False)]
@@ -169,8 +167,6 @@ class Accelerator(accelerate.Accelerator):
         self._sessions, self._guards = [], []
         self._begin()
         return super().free_memory(*objects)
-
-    # Training.
 
     def _require_share(self, *_: Any) -> None:
         """Called before a step: refuse a step on batches that Accelerate has divided equally."""
@@ -277,8 +273,6 @@ class Accelerator(accelerate.Accelerator):
         if use_gather_object:
             return gather_object(data)
         return self.gather(data) if epochs.accumulation == 1 else recursively_apply(epochs.gather_in_steps, data)
-
-    # Checkpoints.
 
     def save_shares(self, folder: Any) -> None:
         """Write the state for `load_shares` into a checkpoint; called by `save_state`."""

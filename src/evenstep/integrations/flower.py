@@ -277,8 +277,6 @@ class LoadBalanced(Wrapper):
         for node in sorted(without):
             _log.warning("round %d goes on without node %d, whose reply is late", self._round, node)
 
-    # Evaluation.
-
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:

@@ -56,8 +56,6 @@ class EvenstepTrainer(transformers.Trainer):
         # A divisor that each worker computes alone would depend on its part of the batch.
         self._averages, self.args.average_tokens_across_devices = self.args.average_tokens_across_devices, True
 
-    # The divisor of a loss.
-
     @property
     def divides_by_all(self) -> bool:
         """True if losses are divided by the tokens of all workers instead of those in a worker's batch."""
@@ -150,8 +148,6 @@ class EvenstepTrainer(transformers.Trainer):
             return loss
         return loss * (self.current_gradient_accumulation_steps / loader.epochs.accumulation)
 
-    # Training.
-
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
         model, loader = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if not self.accelerator._models:  # In a second training it is already wrapped.
@@ -183,8 +179,6 @@ class EvenstepTrainer(transformers.Trainer):
             logs["evenstep/largest_batch"] = max(shares.batch_sizes)
             logs["evenstep/waiting"] = shares.statistics().waiting
         super().log(logs, *args, **kwargs)
-
-    # Checkpoints.
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)

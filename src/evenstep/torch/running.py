@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -35,12 +35,6 @@ from evenstep.worker.opening import open_tracker, run_event
 from evenstep.worker.servers.link import ServerLink
 from evenstep.worker.tracker import Tracker
 
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
-    from torch.utils.hooks import RemovableHandle
-
-    from evenstep.torch.engines.served import ServedEngine
-
 
 @final
 class Running:
@@ -60,8 +54,8 @@ class Running:
         leave_mark(request.launched, os.environ.get("RANK", "0"))
         self._request = request if request.launched.survey_up_to is None else to_be_surveyed(request)
         self._activity = Activity()
-        self._hooks: list[RemovableHandle | ScriptCollectives] = []
-        self._loaders: dict[int, tuple[DataLoader[Any], Terms]] = {}
+        self._hooks: list[Any] = []
+        self._loaders: dict[int, tuple[Any, Terms]] = {}
         link = self._join(loaders)
         with explaining(self._liveness):
             self._engine = self._engine_of(link)
@@ -180,8 +174,6 @@ class Running:
             forget(model)
         self._engine.close()
 
-    # Building.
-
     def _engine_of(self, link: ServerLink | None) -> Engine:
         scheme, request = self._agreement.scheme, self._request
         tracker = self._tracker()
@@ -204,7 +196,7 @@ class Running:
         self._hooks.append(ScriptCollectives(engine))
         return engine
 
-    def _served_engine(self, tracker: Tracker, link: ServerLink) -> "ServedEngine":
+    def _served_engine(self, tracker: Tracker, link: ServerLink) -> Engine:
         """Describe the run to the servers, and take this worker's place there; if that fails, close the link."""
         from evenstep.torch.engines.describe import OptimizerState, describe, layout_of, require_small_options
         from evenstep.torch.engines.served import ServedEngine

@@ -245,8 +245,6 @@ class BatchLoop(ABC):
         """Release the data workers, if there are any; called by the session."""
         self._let_go()
 
-    # The loop.
-
     def __iter__(self) -> Iterator[Any]:
         self._require_current(self._loops)
         self._loops += 1
@@ -338,8 +336,6 @@ class BatchLoop(ABC):
     @abstractmethod
     def _let_go(self) -> None:
         """Request nothing more of data workers in this epoch."""
-
-    # The state.
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the run at this point of the loop; it resumes within an epoch, on any number of workers.

@@ -69,8 +69,6 @@ class ElasticEngine(Engine):
         self._iterations = iterations
         self._rows = Rows(tracker.meter, partial(gather, workers.processes), workers.peers)
 
-    # The members.
-
     def meets(self, epoch: int) -> bool:
         """Meet the other members for the next step; False if this epoch is over, of which others may have told.
 

@@ -130,8 +130,6 @@ class ElasticSession:
         self.closed = False
         manager.register_state_dict_fn(_KEY, self._receive, self._save)
 
-    # The script's objects.
-
     def model(self, model: torch.nn.Module) -> Any:
         """Return the model in a DistributedDataParallel that sums gradients over the members; there may be several.
 
@@ -324,8 +322,6 @@ class ElasticSession:
             emulate=None,  # This and `slow` are of a replica, whatever its rank.
             launched=msgspec.structs.replace(self._launched, slow=(), emulate=None),
         )
-
-    # The state.
 
     def _receive(self, state: dict[str, Any]) -> None:
         self._arrived = state

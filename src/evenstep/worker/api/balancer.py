@@ -228,8 +228,6 @@ class Balancer(Loop):
             elif self._period is None:  # If no worker counted any, it is as for a loss divided by max(count, 1).
                 self.share = replace(self.share, weight=units / (total or 1.0) if self.share.weight else 0.0)
 
-    # The epoch.
-
     def _enter(self) -> None:
         self._tracker.enter_loader()
         self._tracker.learn()

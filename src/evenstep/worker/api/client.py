@@ -228,8 +228,6 @@ class Client(Loop):
         super().close()
         self._link.close()
 
-    # The epoch.
-
     def _require_batch(self) -> Batch:
         self._require_unclosed()
         if self._batch is None:
@@ -258,8 +256,6 @@ class Client(Loop):
         super()._leave()
         self._batch = None
         self._pass.leave()
-
-    # The state.
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch, the basis of the sizes and the optimizer's state, one `bytes` per server; not the weights.

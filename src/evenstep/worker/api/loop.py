@@ -82,8 +82,6 @@ class Loop(ABC):
         """End the record of this worker. Only needed in processes that train several times."""
         self._tracker.close()
 
-    # The epoch.
-
     def epoch(self, epoch: int | None = None) -> Iterator[Share]:
         """Yield this worker's shares of the epoch, or of the next one; after `load_state_dict`, the remaining shares.
 
@@ -162,8 +160,6 @@ class Loop(ABC):
     def _leave(self) -> None:
         """Called when the script has left the epoch, at its end or before."""
         self._tracker.leave_loop()
-
-    # The state.
 
     def state_dict(self) -> dict[str, Any]:
         """Return the run's position in the loop and the basis of the sizes: plain numbers, lists and dicts.
