@@ -170,7 +170,16 @@ def _terms(
         )
     even = request.empty != "copy" and not request.private
     if even and len(records) > 1 and scheme.served is None:
-        _require_samples_for_all(order, global_batch_size, len(records))
+        if global_batch_size < 2 * len(records):
+            raise ConfigError(
+                f"empty='shrink' needs a global batch of at least 2 samples for each worker, and {global_batch_size}"
+                f" are fewer for {len(records)} workers: raise the batch size, or leave out empty"
+            )
+        if order.length < len(records):
+            raise ConfigError(
+                f"an epoch of {order.length} samples leaves some of {len(records)} workers without any, which"
+                " empty='shrink' rules out: start fewer workers, or leave out empty"
+            )
     draws_own = request.draws_own(scheme)
     lengths = None
     if request.private and not draws_own:
@@ -242,7 +251,16 @@ def _check(request: RunRequest, workers: Workers, own_loader: Callable[[], _OwnL
         first = largest = UNLIMITED  # Any number of micro-batches fits.
     device = request.device
     told = record_of(scheme, host=workers.host, device=identity, hold=hold)
-    found = _found_limit(request, told["identity"], workers, by_cost=loader.costs is not None)
+    if (found := request.found) is not None:
+        # The largest batch that an earlier run with the same folder found for this worker.
+        holds, by_cost = found.holds_of(told["identity"]), loader.costs is not None
+        if holds is not None and len(found.workers) == workers.count and found.by_cost == by_cost:
+            first = min(first, holds) if scheme.micro_batch is None else first
+        elif request.automatic:
+            raise ConfigError(
+                f"what {request.run_folder} holds was measured of other workers, or with other costs: run evenstep plan"
+                " again with the same run directory"
+            )
     parameters = [parameter for model in request.models for parameter in model.parameters()]
     record = {
         **loader.record,
@@ -254,26 +272,10 @@ def _check(request: RunRequest, workers: Workers, own_loader: Callable[[], _OwnL
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
         "smallest_batch": max(map(needed_batch, request.models)),
         "largest_batch": largest,
-        "largest_first": first if scheme.micro_batch is not None else min(first, found),
+        "largest_first": first,
     }
     too_large = None if failed is None else failed.samples
     return Own(scheme=scheme, hold=hold, emulated=emulated, failed=too_large, record=record)
-
-
-def _found_limit(request: RunRequest, identity: str, workers: Workers, *, by_cost: bool) -> int:
-    """The largest batch that an earlier run with the same folder found for this worker; UNLIMITED if none did."""
-    found = request.found
-    if found is None:
-        return UNLIMITED
-    holds = found.holds_of(identity)
-    if holds is not None and len(found.workers) == workers.count and found.by_cost == by_cost:
-        return holds
-    if request.automatic:
-        raise ConfigError(
-            f"what {request.run_folder} holds was measured of other workers, or with other costs: run evenstep plan"
-            " again with the same run directory"
-        )
-    return UNLIMITED
 
 
 def device_identity(device: torch.device, workers: Workers) -> str:
@@ -281,17 +283,3 @@ def device_identity(device: torch.device, workers: Workers) -> str:
     if device.type == "cuda":
         return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     return f"{workers.host}, worker {workers.rank}"
-
-
-def _require_samples_for_all(order: EpochOrder, global_batch_size: int, workers: int) -> None:
-    """Check that every slice has samples for all workers."""
-    if global_batch_size < 2 * workers:
-        raise ConfigError(
-            f"empty='shrink' needs a global batch of at least 2 samples for each worker, and {global_batch_size} are"
-            f" fewer for {workers} workers: raise the batch size, or leave out empty"
-        )
-    if order.length < workers:
-        raise ConfigError(
-            f"an epoch of {order.length} samples leaves some of {workers} workers without any, which empty='shrink'"
-            " rules out: start fewer workers, or leave out empty"
-        )

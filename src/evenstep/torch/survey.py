@@ -117,7 +117,12 @@ class Surveyor:
         own: tuple[int, ...] = ()
         sizes, computed = [], []
         for worker, size in enumerate(self._sizes().tolist()):
-            positions = self._positions(size)
+            # This many samples, or samples that cost at most as much as this many average ones.
+            most = size if self._costs is None else 4 * size
+            drawn = np.arange(self._handed_out, self._handed_out + most) % self._length
+            if self._costs is not None:
+                drawn = drawn[: max(self._costs.fitting(drawn, size), self._tracker.smallest_batch)]
+            positions = tuple(drawn.tolist())
             sizes.append(len(positions))
             computed.append(len(positions) if self._costs is None else round(self._costs.samples(positions)))
             self._handed_out += len(positions)
@@ -156,15 +161,6 @@ class Surveyor:
             asked = Sampling.of(self._request.loader).global_batch_size(self._workers.count)
         full = not any(self._search.more) and asked is not None and asked > self._search.holds.sum()
         return fits if asked is None or full else asked
-
-    def _positions(self, size: int) -> tuple[int, ...]:
-        """The next positions: this many samples, or samples that cost at most as much as this many average ones."""
-        most = size if self._costs is None else 4 * size
-        positions = np.arange(self._handed_out, self._handed_out + most) % self._length
-        if self._costs is not None:
-            fits = self._costs.fitting(positions, size)
-            positions = positions[: max(fits, self._tracker.smallest_batch)]
-        return tuple(positions.tolist())
 
     def _finish(self) -> None:
         """Save the measurements, on the first worker; the others wait for it, so that none ends too early."""

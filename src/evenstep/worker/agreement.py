@@ -173,23 +173,18 @@ def tell(check: Callable[[], tuple[_Own, Mapping[str, Any]]], exchange: Exchange
     try:
         own, record = check()
     except Exception as error:  # Whatever failed, the others must not wait for this worker.
+        said = str(error)
+        if not isinstance(error, ConfigError):  # An error of a user's dataset or sampler needs its type.
+            first, *_, last = (said.strip() or " ").splitlines() * 2  # In between is the traceback of a data worker.
+            said = f"{type(error).__name__}: {first}" + (f" {last}" if last != first else "")
         with suppress(Exception):  # An error about telling them says less.
-            exchange({"error": _sentence(error)})
+            exchange({"error": said})
         raise
     records = exchange(record)
     for rank, each in enumerate(records):
         if "error" in each:
             raise ConfigError(f"worker {rank}: {each['error']}")
     return own, records
-
-
-def _sentence(failure: Exception) -> str:
-    """Return the sentence for the other workers; an error of a user's dataset or sampler needs its type."""
-    if isinstance(failure, ConfigError):
-        return str(failure)
-    first, *_, last = (str(failure).strip() or " ").splitlines() * 2
-    # In between is the traceback of a data worker.
-    return f"{type(failure).__name__}: {first}" + (f" {last}" if last != first else "")
 
 
 def hold_of(

@@ -95,7 +95,13 @@ class OwnData:
             except StopIteration:
                 self._batches, self.ended = None, True
                 return
-            rows = _rows_of(batch)
+            counts = {*_counts(batch)}
+            if len(counts) != 1 or None in counts:
+                raise ConfigError(
+                    f"the loader gave {shown(batch)}, and batches of a worker's own data are cut by rows: let it give"
+                    " tensors with a row for each sample, or lists, tuples or dicts of such tensors"
+                )
+            rows = counts.pop() or 0
             if self.known == 0:
                 self.checksum = checksum_of_samples(batch)
             if rows:
@@ -164,16 +170,6 @@ class OwnData:
         """Drop the batches of samples that are no longer needed; a worker without samples repeats the last one."""
         while self._chunks and self._chunks[0].stop < until:
             self._chunks.popleft()
-
-
-def _rows_of(batch: Any) -> int:
-    counts = {*_counts(batch)}
-    if len(counts) != 1 or None in counts:
-        raise ConfigError(
-            f"the loader gave {shown(batch)}, and batches of a worker's own data are cut by rows: let it give tensors"
-            " with a row for each sample, or lists, tuples or dicts of such tensors"
-        )
-    return int(counts.pop() or 0)
 
 
 def _counts(batch: Any) -> Iterator[int | None]:

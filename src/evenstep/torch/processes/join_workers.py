@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -64,7 +65,9 @@ def join_workers(
     if count == 1 and dist.is_initialized():
         return alone
     place = {"host": host, "machine": _machine(), "pid": os.getpid()}
-    own = {**asked, "device": device.type, "backend": _backend_of(device), **place}
+    own = {**asked, "device": device.type, "backend": "", **place}
+    with suppress(ValueError):  # There is no default backend of this device type.
+        own["backend"] = dist.get_default_backend_for_device(device)
     name = "" if process_group is None or process_group is dist.group.WORLD else process_group.group_name
     store, told = meet(rank, count, timeout_seconds, asked=own, group=name)
     devices, backends = [str(each["device"]) for each in told], [str(each["backend"]) for each in told]
@@ -116,14 +119,6 @@ def _machine() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text() + str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         return socket.gethostname()
-
-
-def _backend_of(device: torch.device) -> str:
-    """The default backend of this device type; empty if there is none."""
-    try:
-        return dist.get_default_backend_for_device(device)
-    except ValueError:
-        return ""
 
 
 def _connect(make: Callable[[], _Groups], device: torch.device, store: Store, count: int, limit: timedelta) -> _Groups:

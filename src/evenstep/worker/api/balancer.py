@@ -22,7 +22,7 @@ from evenstep.worker.api.loop import Loop, seconds_of
 from evenstep.worker.api.setup import Asked, ShareOptions
 from evenstep.worker.api.share import Share
 from evenstep.worker.arguments import require_known
-from evenstep.worker.iteration import Iteration, units_of
+from evenstep.worker.iteration import units_of
 from evenstep.worker.meter import COLUMNS, Rows
 from evenstep.worker.nonfinite import NonfiniteGuard
 
@@ -208,11 +208,7 @@ class Balancer(Loop):
                 return
             self._since_average[:] = 0
             now.paused = tracker.clock()
-        self._exchange(now)
-
-    def _exchange(self, now: Iteration) -> None:
-        """Tell the others how long compute took, and check that all workers are in the same iteration."""
-        tracker, weighed, own = self._tracker, self._weighed, np.float64(self._amount)
+        weighed, own = self._weighed, np.float64(self._amount)
         self._amount, self._weighed = 0.0, False
         bits = int(own.view(np.int64))  # Rows hold integers.
         with tracker.waiting():
