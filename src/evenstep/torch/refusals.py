@@ -49,18 +49,13 @@ def require_trainable(request: RunRequest, workers: Workers, scheme: Scheme) -> 
         raise ConfigError(
             f"{tensors} parameter tensors cannot be cut into {scheme.fragments} fragments: use {tensors} or fewer"
         )
-    if scheme.period is not None:
-        _require_local(scheme, request)
-
-
-def _require_local(scheme: Scheme, request: RunRequest) -> None:
-    if any(hasattr(each, "consolidate_state_dict") for each in request.optimizers):
+    if scheme.period is not None and any(hasattr(each, "consolidate_state_dict") for each in request.optimizers):
         raise ConfigError(
             f"under the scheme {scheme.name!r} each worker steps the whole model on its own, and an optimizer that is"
             " split over the workers steps a part of it: give the plain optimizer, or use lb-bsp, dbs, bsp or"
             " batch_sizes"
         )
-    if request.comm_hook is not None:
+    if scheme.period is not None and request.comm_hook is not None:
         raise ConfigError(
             f"the scheme {scheme.name!r} sends no gradients for comm_hook to compress: leave out one of them"
         )
@@ -280,11 +275,6 @@ def _require_goes_with_shards(scheme: Scheme, request: RunRequest) -> None:
             f"under the scheme {scheme.name!r} each worker has the whole model, and fully_shard leaves it a part: use"
             " lb-bsp, dbs, bsp or batch_sizes, or pass the plain model"
         )
-    if scheme.micro_batch is not None:
-        raise ConfigError(
-            "a model in fully_shard needs as many forward passes on every worker, and accumulation or micro_batch gives"
-            " each its own number: leave them out"
-        )
     if request.comm_hook is not None:
         raise ConfigError("FSDP has no communication hook like DDP's: leave out comm_hook, or fully_shard")
 
@@ -299,8 +289,9 @@ def _require_one_pass_a_batch(request: RunRequest) -> None:
         raise ConfigError(
             "accumulation and micro_batch go with one model and one optimizer: leave them out, or train one by one"
         )
-    if any(isinstance(module, torch.nn.SyncBatchNorm) for module in request.models[0].modules()):
+    norms = any(isinstance(module, torch.nn.SyncBatchNorm) for module in request.models[0].modules())
+    if norms or is_sharded(request.models[0]):
         raise ConfigError(
-            "SyncBatchNorm needs as many forward passes on every worker, and accumulation or micro_batch gives each its"
-            " own number: use GroupNorm, or leave them out"
+            f"{'SyncBatchNorm' if norms else 'a model in fully_shard'} needs as many forward passes on every worker,"
+            f" and accumulation or micro_batch gives each its own number: {'use GroupNorm, or ' * norms}leave them out"
         )

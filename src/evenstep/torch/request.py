@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Final, Literal, Self, TypedDict, final
+from typing import Annotated, Any, Literal, Self, TypedDict, final
 
 import torch
 import torch.distributed as dist
@@ -39,9 +39,6 @@ from evenstep.worker.arguments import (
 )
 from evenstep.worker.peers import Peers
 
-AUTO: Final = "auto"
-"""Stands for the global batch size that `evenstep plan` has found."""
-
 
 def _some_of(kind: type[Any], value: object, what: str = "") -> tuple[Any, ...]:
     values = value if isinstance(value, tuple) else (value,)
@@ -63,7 +60,7 @@ _optimizers = partial(_some_of, torch.optim.Optimizer, what="optimizer")
 
 
 def _batch_size(value: object) -> int | None:
-    return None if value in (None, AUTO) else read_whole(value, 1, UNLIMITED)
+    return None if value in (None, "auto") else read_whole(value, 1, UNLIMITED)
 
 
 def _no_text(value: object, read: Callable[[Any], object]) -> object:

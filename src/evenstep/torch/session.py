@@ -24,13 +24,12 @@ from evenstep.torch.engines.collective import CommHook
 from evenstep.torch.engines.engine import NO_BATCH
 from evenstep.torch.model import PreparedModel, unwrapped
 from evenstep.torch.optimizers import ServedOptimizer, WindowedOptimizer, is_initialised
-from evenstep.torch.processes.workers import Workers, rows_of_all
+from evenstep.torch.processes.workers import Value, Workers, rows_of_all
 from evenstep.torch.request import RunRequest, SessionOptions
 from evenstep.torch.running import Running
 from evenstep.worker.arguments import require_known
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
-Value = TypeVar("Value", float, torch.Tensor)
 
 
 @final
