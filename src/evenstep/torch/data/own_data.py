@@ -35,8 +35,6 @@ _ANOTHER_ORDER: Final = (
     " differ, some samples of the epoch come again and others not at all: let the dataset draw its order from a seed"
     " and the epoch (set_epoch), not from the script's random numbers, and keep batch_size and num_workers"
 )
-_BLOCK: Final = 2**16
-"""The indices that are looked up at once."""
 
 
 @final
@@ -326,5 +324,5 @@ class OwnEpochs:
 
 def _looked_up(indices: Indices, start: int, stop: int) -> Iterator[int]:
     """The indices at the positions from `start` (included) to `stop` (excluded) of an epoch."""
-    for first in range(start, stop, _BLOCK):
-        yield from indices[np.arange(first, min(first + _BLOCK, stop))].tolist()
+    for first in range(start, stop, block := 2**16):
+        yield from indices[np.arange(first, min(first + block, stop))].tolist()

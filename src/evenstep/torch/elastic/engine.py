@@ -134,8 +134,6 @@ class ElasticEngine(Engine):
         tracker.recorder.record(NotCounted(worker=self.workers.rank, iteration=self.number, at=tracker.clock()))
         return False
 
-    # The loader's side.
-
     def _shares_of(self, ledger: Ledger, *, epoch: int, depth: int) -> Shares:
         self.at = max(self.at, (epoch, ledger.iteration))
         return _QuorumShares(self, ledger, epoch)

@@ -220,8 +220,6 @@ class ElasticSession:
         """True if the last step or the last period counted; False before the first."""
         return self._engine is not None and self._engine.counted
 
-    # The loader's side.
-
     def start_with(self, loader: BatchLoop) -> None:
         """Bind the loader, on the terms of this replica alone; the members agree when they meet."""
         inside = self._inside

@@ -35,7 +35,6 @@ from evenstep.worker.servers.arrays import Array, ArrayParameters, layout_of
 from evenstep.worker.servers.exchange import Batch, ServedExchange
 from evenstep.worker.servers.link import ServerLink
 
-_STATE = "give what a client's state_dict() returned"
 _LONGEST: Final = 200
 """Characters of the weights' shapes and of the options that workers compare word by word."""
 
@@ -286,7 +285,7 @@ class Client(Loop):
         read_state(state)
         encoded = state.get("optimizer")
         if not isinstance(encoded, list) or not all(isinstance(each, bytes) for each in encoded):
-            raise ConfigError(f"this state has no optimizer's state: {_STATE}")
+            raise ConfigError("this state has no optimizer's state: give what a client's state_dict() returned")
         if len(encoded) != len(self._link.shards):
             raise ConfigError(
                 f"this state is of {len(encoded)} servers and not of {len(self._link.shards)}: resume with as many"
