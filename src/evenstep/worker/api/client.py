@@ -109,6 +109,7 @@ class Client(Loop):
         )
         worker = asked.worker
         activity = Activity()
+        seconds = launched.timeout_seconds(timeout)
         secret = os.environ.get(SECRET_VARIABLE) if secret is None else secret
         if not addresses or not secret:
             raise ConfigError(
@@ -120,7 +121,7 @@ class Client(Loop):
             asked.rank,
             lambda shard: connect(addresses[shard], secret=key),
             len(addresses),
-            timeout_seconds=launched.timeout_seconds(timeout),
+            timeout_seconds=seconds,
             activity=activity,
         )
         try:
