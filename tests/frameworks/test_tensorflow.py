@@ -149,9 +149,9 @@ def test_workers_whose_weights_part_are_named(found):
 
 REFUSED = {
     "a dataset": "ConfigError: a tf.data.Dataset cannot be asked for samples by their indices: give arrays, as in",
-    "unequal": "ConfigError: the data has arrays of [149, 150] samples: give arrays of the same length",
-    "no index": "ConfigError: the data is map, which cannot be indexed: give arrays, as in",
-    "numbers": "ConfigError: the data has a number where it should have an array: give arrays, as in",
+    "unequal": "ConfigError: the arrays of data must have equally many rows, one for each sample, but they",
+    "no index": "ConfigError: data must be arrays with a row for each sample, which can be indexed, not map",
+    "numbers": "ConfigError: data must be arrays with a row for each sample, which can be indexed, not 1",
     "parameter servers": "ConfigError: TF_CONFIG lists worker, ps: list workers only, which sum their",
     "another task": "ConfigError: TF_CONFIG must list the address of this task, evaluator 0, such as host:port in",
     "no such worker": "ConfigError: TF_CONFIG must list the address of this task, worker 2, such as host:port in",
@@ -166,7 +166,7 @@ REFUSED = {
     "classes": "ConfigError: with class_weight Keras fetches batches ahead of their steps: give the weight of each",
     "validation": "ConfigError: the prepared dataset is for training: give validation_data other data",
     "rows": "ConfigError: the data returned an array of shape [2, 8] for 3 indices: let its __getitem__ take an array",
-    "lists": "ConfigError: the data has a number where it should have an array: give arrays, as in (inputs, labels)",
+    "lists": "ConfigError: data must be arrays with a row for each sample, which can be indexed, not",
     "private": "ConfigError: partition must be 'common' or None, not 'private': data that stay with their workers",
     "another optimizer": "ConfigError: the model was compiled with another optimizer than the prepared one, which sums",
     "several masks": "ConfigError: with a mask the losses of several outputs are means over different counts, and a",

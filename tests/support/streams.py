@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
 import evenstep
-from evenstep.torch.data import own_epochs
+from evenstep.torch.data import own_data
 from support.training import FEATURES, model_of, optimizer_of, step, weights
 
 
@@ -125,8 +125,8 @@ def train_on(model, optimizer, loader):
 def count_meetings(run, counts):
     """How often workers met for words, which other messages did not bring."""
     rank, meetings = dist.get_rank(), []
-    gather = own_epochs.gather
-    own_epochs.gather = lambda *arguments: meetings.append(1) or gather(*arguments)
+    gather = own_data.gather
+    own_data.gather = lambda *arguments: meetings.append(1) or gather(*arguments)
     model, optimizer, loader = prepared(loader_of("tuples", rank, counts[rank], batch_size=run.batch_size))
     for _ in range(run.epochs):
         train_on(model, optimizer, loader)

@@ -370,7 +370,7 @@ def main(folder):
             found[name] = f"{type(error).__name__}: {error}"
     found["torch"] = "torch" in sys.modules
     (folder / f"result.{WORKERS.rank}").write_bytes(pickle.dumps(found))
-    WORKERS.all_gather(b"done")  # The first worker must not end before the others: it leads them.
+    WORKERS.rows.all_gather(b"done")  # The first worker must not end before the others: it leads them.
 
 
 if __name__ == "__main__":

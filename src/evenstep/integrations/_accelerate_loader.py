@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator, MutableMapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, final
 
 import torch
 from accelerate.data_loader import BatchSamplerShard, DataLoaderShard
@@ -13,11 +13,8 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Share
 from evenstep.torch.data.loader import PreparedLoader
-from evenstep.torch.data.metrics import rows_of_all
+from evenstep.torch.processes.workers import rows_of_all
 from evenstep.worker.hand_outs import HandedOut
-
-if TYPE_CHECKING:
-    from evenstep.torch.session import Session
 
 _IGNORED: Final = -100  # The label that cross_entropy ignores.
 
@@ -37,7 +34,7 @@ class TrainingEpochs:
 
     def __init__(self, accelerator: Any, source: DataLoader[Any], plain: DataLoaderShard) -> None:
         self.accelerator = accelerator
-        self.session: Session = accelerator.session
+        self.session = accelerator.session
         self.prepared: PreparedLoader | None = None
         self.accumulation = 1
         self.number = 0
@@ -223,7 +220,9 @@ class EvenLoader(DataLoaderShard):
         self.epochs.number = epoch
 
     def __iter__(self) -> Iterator[Any]:
-        self.trains = self.epochs.trains or self.epochs.accelerator.in_training
+        accelerator = self.epochs.accelerator
+        models = (accelerator.unwrap_model(each, keep_torch_compile=False) for each in accelerator._models)
+        self.trains = self.epochs.trains or any(each.training for each in models)
         try:
             yield from self._shares() if self.trains else super().__iter__()
         finally:
@@ -241,13 +240,6 @@ class EvenLoader(DataLoaderShard):
                 _ignore_copies(batch, share)
             yield batch if self.device is None else send_to_device(batch, self.device, non_blocking=self._non_blocking)
         self.iteration += 1
-
-
-def own_part(share: Share, values: Any) -> Any:
-    """The part of values for this worker's own samples; a single value is dropped if the worker has no samples."""
-    if isinstance(values, torch.Tensor) and not values.ndim:
-        return values[None][: share.samples]
-    return values[: share.samples] if len(values) == len(share.positions) else values
 
 
 def _ignore_copies(batch: Any, share: Share) -> None:

@@ -87,18 +87,14 @@ class Asynchronous(Wrapper):
             )
         self.scheme, self.clock, self.sleep = scheme, clock, sleep
         self.run_dir = None if run_dir is None else Path(run_dir)
-        self._buffer, self._rate = buffer, rate
+        self.buffer, self.rate = buffer, rate
         # Refuses a wrong buffer or rate before any node gets a message.
         AsynchronousRounds(Unbounded(), 1, 1, buffer=buffer, rate=rate)
-
-    def rounds(self, nodes: int, number: int) -> AsynchronousRounds:
-        """The decisions of a run of so many nodes and rounds; ConfigError if these nodes cannot be grouped."""
-        return AsynchronousRounds(self.scheme.sync, nodes, number, buffer=self._buffer, rate=self._rate)
 
     def summary(self) -> None:
         """Log the configuration of the wrapped strategy and of this wrapper."""
         super().summary()
-        _log.info("\t└──> evenstep: %s without rounds, %d replies for an update", self.scheme.name, self._buffer)
+        _log.info("\t└──> evenstep: %s without rounds, %d replies for an update", self.scheme.name, self.buffer)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -125,14 +121,7 @@ class Asynchronous(Wrapper):
     ) -> Result:
         """Train until the nodes have done the work of `num_rounds` rounds of all nodes.
 
-        Args:
-            grid: As in `Strategy.start`.
-            initial_arrays: As there.
-            num_rounds: As there.
-            timeout: Seconds after which a node without a reply leaves; None for never.
-            train_config: As there.
-            evaluate_config: As there.
-            evaluate_fn: As there.
+        Arguments as in `Strategy.start`; a node leaves after `timeout` seconds without a reply, or never if it is None.
 
         Raises:
             ConfigError: The nodes cannot be grouped as the scheme says.
@@ -216,7 +205,9 @@ class _FlowerRun:
         evaluate: Callable[[int, ArrayRecord], MetricRecord | None] | None,
     ) -> None:
         """Train until the nodes have done the work of that many rounds of all, and fill in the result."""
-        self._rounds = rounds = self._wrapper.rounds(len(self.first), number)
+        asked, nodes = self._wrapper, len(self.first)
+        rounds = AsynchronousRounds(asked.scheme.sync, nodes, number, buffer=asked.buffer, rate=asked.rate)
+        self._rounds = rounds
         self._result, self._evaluate, self._evaluated = result, evaluate, -1
         self._evaluate_up_to(0)
         looked = -_MEMBERS_EVERY

@@ -22,10 +22,6 @@ class Reply(NamedTuple):
     away: float
     unseen: float = 0.0
 
-    def away_if(self, said: float) -> float:
-        """The possible time away that is nearest to the seconds that the node reports."""
-        return max(self.away - self.unseen, min(said, self.away))
-
 
 @final
 class Exchange:

@@ -107,7 +107,12 @@ def examples_of(content: RecordDict, key: str) -> float:
 def wrong_with(reply: Message, key: str, model: ArrayRecord | None) -> str | None:
     """The reason why a reply cannot be part of a mean, as a clause; without a model, the reply has only metrics."""
     try:
-        return (model and _wrong_arrays(reply.content, model)) or _wrong_examples(reply.content, key)
+        if model and (wrong := _wrong_arrays(reply.content, model)):
+            return wrong
+        if not any(key in metrics for metrics in reply.content.metric_records.values()):
+            return f"has no {shown(key)} in its metrics"
+        weight = examples_of(reply.content, key)
+        return None if 0.0 < weight <= _MOST_EXAMPLES else f"has {shown(weight)} as {shown(key)}"
     except Exception as error:  # The node wrote all of it, and must not be able to end the training of the others.
         return f"cannot be read: {type(error).__name__}: {error}"
 
@@ -129,13 +134,6 @@ def _wrong_arrays(content: RecordDict, model: ArrayRecord) -> str | None:
             if values.dtype.kind in "fc" and not np.isfinite(values).all():
                 return f"has a NaN or an infinity in {shown(name)}"
     return None
-
-
-def _wrong_examples(content: RecordDict, key: str) -> str | None:
-    if not any(key in metrics for metrics in content.metric_records.values()):
-        return f"has no {shown(key)} in its metrics"
-    weight = examples_of(content, key)
-    return None if 0.0 < weight <= _MOST_EXAMPLES else f"has {shown(weight)} as {shown(key)}"
 
 
 def of_one_form(replies: list[Message]) -> list[Message]:
@@ -184,18 +182,12 @@ def rebased(
     """
     records = dict(content.items())
     for name, record in content.array_records.items():
-        records[name] = ArrayRecord(
-            {
-                key: _moved(array, (new if _is_statistic(key, statistics) else old)[key], new[key], factor)
-                for key, array in record.items()
-            }
-        )
+        moved = {}
+        for key, array in record.items():
+            begun = old if set(re.split(r"[./:]", key)).isdisjoint(statistics) else new
+            moved[key] = _moved(array, begun[key], new[key], factor)
+        records[name] = ArrayRecord(moved)
     return RecordDict(records)
-
-
-def _is_statistic(name: str, statistics: Collection[str]) -> bool:
-    """True if the array's name contains one of `statistics`."""
-    return not set(re.split(r"[./:]", name)).isdisjoint(statistics)
 
 
 def _moved(array: Array, old: Array, new: Array, factor: float) -> Array:

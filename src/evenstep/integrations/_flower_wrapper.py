@@ -61,19 +61,16 @@ class Wrapper(Strategy):
         return str(getattr(self._innermost, "weighted_by_key", "num-examples"))
 
     def summary(self) -> None:
-        """Like the wrapped strategy."""
         self.strategy.summary()
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Like the wrapped strategy."""
         return self.strategy.aggregate_train(server_round, replies)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Like the wrapped strategy."""
         return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:

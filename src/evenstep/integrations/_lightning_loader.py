@@ -1,9 +1,8 @@
 """The prepared loader as Lightning's Trainer sees it, and how whole batches of a worker are laid over its places."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
-from types import MappingProxyType
 from typing import Any, Final, final
 
 import torch
@@ -21,9 +20,6 @@ from evenstep.torch.data.loader import PreparedLoader
 PAGE: Final = "(docs/integrations/lightning.md)"
 _HOOKS: Final = ("on_train_batch_start", "on_train_batch_end")
 """Called at each place; those of a script may look into batches, which workers have unlike numbers of."""
-
-_JOINED: Final[Mapping[str, Any]] = MappingProxyType({"max": torch.maximum, "min": torch.minimum})
-"""How values of several batches become one; others are added."""
 
 
 @final
@@ -121,7 +117,8 @@ class TrainLoader:
         if operation == "mean":
             value = value * (share.samples / int(share.sizes.sum()))
         if number < len(self._values):
-            value = _JOINED.get(operation, torch.add)(self._values[number], value)
+            joined = {"max": torch.maximum, "min": torch.minimum}.get(operation, torch.add)
+            value = joined(self._values[number], value)
         self._values[number : number + 1] = [value]
         self._logged += 1
         return value if share.last else None

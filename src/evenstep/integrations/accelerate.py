@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
 from evenstep.core.errors import ConfigError
-from evenstep.integrations._accelerate_loader import EvenLoader, TrainingEpochs, own_part
+from evenstep.integrations._accelerate_loader import EvenLoader, TrainingEpochs
 from evenstep.torch.session import Session
 
 _PAGE: Final = "see docs/integrations/accelerate.md"
@@ -65,15 +65,6 @@ class Accelerator(accelerate.Accelerator):
         self._open(options)
 
     def _open(self, options: dict[str, Any]) -> None:
-        self._require_supported()
-        self._whole_batches = options.pop("whole_batches", None)
-        self._options, self._sessions, self._guards = options, [], []
-        self._begin()
-        self.register_save_state_pre_hook(lambda _models, _weights, folder: self.save_shares(folder))
-        self.register_load_state_pre_hook(lambda _models, folder: self.load_shares(folder))
-
-    def _require_supported(self) -> None:
-        """Raise if gradients or batches would not go through evenstep."""
         _require_no_plugin({})
         if self.distributed_type == DistributedType.XLA:
             raise ConfigError(f"evenstep does not train on TPUs: use plain Accelerate there ({_PAGE})")
@@ -87,13 +78,16 @@ class Accelerator(accelerate.Accelerator):
                 "use_stateful_dataloader=True would resume loaders twice: leave it out, since save_state and load_state"
                 f" keep what evenstep needs, and skip_first_batches goes on within an epoch ({_PAGE})"
             )
+        self._whole_batches = options.pop("whole_batches", None)
+        self._options, self._sessions, self._guards = options, [], []
+        self._begin()
+        self.register_save_state_pre_hook(lambda _models, _weights, folder: self.save_shares(folder))
+        self.register_load_state_pre_hook(lambda _models, folder: self.load_shares(folder))
 
     def _begin(self) -> None:
         """Begin a new run, for objects that are prepared from now on."""
         self.session = Session(**self._options)
         self._sessions.append(self.session)
-
-    # Preparing.
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
         """Like Accelerate's. After the first batch, another model or optimizer begins a separate run."""
@@ -173,13 +167,6 @@ class Accelerator(accelerate.Accelerator):
         self._sessions, self._guards = [], []
         self._begin()
         return super().free_memory(*objects)
-
-    # Training.
-
-    @property
-    def in_training(self) -> bool:
-        """True if a prepared model is in training mode."""
-        return any(self.unwrap_model(model, keep_torch_compile=False).training for model in self._models)
 
     def _require_share(self, *_: Any) -> None:
         """Called before a step: refuse a step on batches that Accelerate has divided equally."""
@@ -274,8 +261,10 @@ class Accelerator(accelerate.Accelerator):
         share = epochs.shares().current if epochs.accumulation == 1 else epochs.computed.piece
         assert share is not None
 
-        def of_own(values: Any) -> Any:
-            return own_part(share, values)
+        def of_own(values: Any) -> Any:  # Of no samples, a single value is dropped.
+            if isinstance(values, torch.Tensor) and not values.ndim:
+                return values[None][: share.samples]
+            return values[: share.samples] if len(values) == len(share.positions) else values
 
         try:
             data = recursively_apply(of_own, input_data, error_on_other_type=True)
@@ -284,8 +273,6 @@ class Accelerator(accelerate.Accelerator):
         if use_gather_object:
             return gather_object(data)
         return self.gather(data) if epochs.accumulation == 1 else recursively_apply(epochs.gather_in_steps, data)
-
-    # Checkpoints.
 
     def save_shares(self, folder: Any) -> None:
         """Write the state for `load_shares` into a checkpoint; called by `save_state`."""

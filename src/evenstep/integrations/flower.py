@@ -258,7 +258,9 @@ class LoadBalanced(Wrapper):
         """Record how long the node was away; returns whether its reply counts."""
         number = self._begun[reply.node][0]
         said = said_seconds(reply.message)
-        away = reply.away_if(said)
+        away = max(
+            reply.away - reply.unseen, min(said, reply.away)
+        )  # Of what is possible, the nearest to what is said.
         if reply.message.has_error():
             self._events.left(reply.node, reply.message.error.reason)
         else:
@@ -274,8 +276,6 @@ class LoadBalanced(Wrapper):
     def _ended(self, without: set[int]) -> None:
         for node in sorted(without):
             _log.warning("round %d goes on without node %d, whose reply is late", self._round, node)
-
-    # Evaluation.
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

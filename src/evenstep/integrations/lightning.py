@@ -68,7 +68,10 @@ class EvenstepStrategy(DDPStrategy):
         self._loader = self._saved = None
         if trainer.state.fn == TrainerFn.FITTING:
             self._session = _session(self._asked)
-            _keep_training_samplers(trainer)
+            # Lightning would add a DistributedSampler to training loaders, and evenstep divides the user's own sampler.
+            connector = trainer._data_connector
+            requires = type(connector)._requires_distributed_sampler
+            connector._requires_distributed_sampler = lambda each: not trainer.training and requires(connector, each)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Like Lightning's; a continued fit knows its global batch size from here on."""
@@ -138,7 +141,9 @@ class EvenstepStrategy(DDPStrategy):
             )
         assert loader is not None
         loader.restore()
-        _meet_between_steps(fit_loop.epoch_loop, loader)
+        # Where Lightning asks before each batch if one got a SIGTERM, the workers would wait for each other.
+        asks = type(fit_loop.epoch_loop)._broadcast_sigterm_tensor
+        fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: loader.place or asks(fit_loop.epoch_loop)
         begun = 0 < fit_loop.epoch_loop.batch_progress.current.ready < fit_loop.max_batches
         if self._saved is None and fit_loop.restarting and begun:
             raise ConfigError(
@@ -281,19 +286,6 @@ def _loader(session: Session, loader: Any) -> PreparedLoader:
         return session.loader(require_loader(loader, streams=True))
     except ConfigError as error:
         raise ConfigError(f"{error} {PAGE}") from None
-
-
-def _meet_between_steps(epoch_loop: Any, loader: TrainLoader) -> None:
-    """Keep the workers from waiting for each other before each batch, where Lightning asks if one got a SIGTERM."""
-    asks = type(epoch_loop)._broadcast_sigterm_tensor
-    epoch_loop._broadcast_sigterm_tensor = lambda: loader.place or asks(epoch_loop)
-
-
-def _keep_training_samplers(trainer: Any) -> None:
-    """Keep Lightning from adding a DistributedSampler to training loaders: evenstep divides the user's own sampler."""
-    connector = trainer._data_connector
-    requires = type(connector)._requires_distributed_sampler
-    connector._requires_distributed_sampler = lambda loader: not trainer.training and requires(connector, loader)
 
 
 StrategyRegistry.register("evenstep", EvenstepStrategy, override=True)

@@ -88,7 +88,7 @@ class _EvenstepBackend(_TorchBackend):
 
     def _start(self, worker_group: Any, config: EvenstepConfig) -> Mapping[str, str]:
         """Start the servers on the first worker's node; returns the variables that workers need to find them."""
-        nodes = worker_group.execute(_node)
+        nodes = worker_group.execute(lambda: (ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()))
         first, address = nodes[0]
         beside = NodeAffinitySchedulingStrategy(first, soft=False)
         self._servers = ray.remote(num_cpus=0, scheduling_strategy=beside)(_Servers).remote(
@@ -124,7 +124,3 @@ class _Servers:
 
 def _set(environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
-
-
-def _node() -> tuple[str, str]:
-    return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()

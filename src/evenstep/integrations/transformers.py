@@ -56,8 +56,6 @@ class EvenstepTrainer(transformers.Trainer):
         # A divisor that each worker computes alone would depend on its part of the batch.
         self._averages, self.args.average_tokens_across_devices = self.args.average_tokens_across_devices, True
 
-    # The divisor of a loss.
-
     @property
     def divides_by_all(self) -> bool:
         """True if losses are divided by the tokens of all workers instead of those in a worker's batch."""
@@ -66,7 +64,6 @@ class EvenstepTrainer(transformers.Trainer):
         return bool(self.model_accepts_loss_kwargs or self.compute_loss_func is not None)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
-        """Like `Trainer`'s."""
         loader = self._trained
         if loader is None or loader.epochs.accumulation == 1:
             found = super().get_batch_samples(epoch_iterator, num_batches, device)
@@ -118,7 +115,8 @@ class EvenstepTrainer(transformers.Trainer):
                 "whole_batches=True does not go with batch_sizes, SyncBatchNorm, include_num_input_tokens_seen,"
                 f" dataloader_drop_last or an own batch sampler: leave it out, and each batch is divided ({_PAGE})"
             )
-        known = (*EvenstepTrainer.__mro__, *_of_trl())
+        trl = sys.modules.get("trl.trainer.sft_trainer")  # Its trainers' methods only gather metrics.
+        known = EvenstepTrainer.__mro__ if trl is None else (*EvenstepTrainer.__mro__, trl.SFTTrainer)
         own = [kind for kind in type(self).__mro__ if kind not in known]
         overridden = any(name in vars(kind) for kind in own for name in _LOOK_INTO_BATCHES)
         if size is None or divided or (not asked and (overridden or not whole_batches(size, steps))):
@@ -150,8 +148,6 @@ class EvenstepTrainer(transformers.Trainer):
             return loss
         return loss * (self.current_gradient_accumulation_steps / loader.epochs.accumulation)
 
-    # Training.
-
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
         model, loader = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if not self.accelerator._models:  # In a second training it is already wrapped.
@@ -160,7 +156,12 @@ class EvenstepTrainer(transformers.Trainer):
 
     def _run_epoch(self, model: Any, epoch: int, train_dataloader: Any, **kwargs: Any) -> None:
         if isinstance(train_dataloader, EvenLoader):
-            self._require_single(train_dataloader.epochs.sampler)
+            sampler = type(train_dataloader.epochs.sampler).__name__
+            if sampler == "RepeatSampler" and self.accelerator.num_processes > 1:
+                raise ConfigError(
+                    f"{type(self).__name__} compares several completions of a prompt, at places that it expects in"
+                    f" equal batches: train it without evenstep ({_PAGE})"
+                )
             train_dataloader.epochs.trains = True  # The first batches are fetched before model.train() is called.
             train_dataloader.epochs.shares()  # The first step is fetched by what is decided here.
             self._trained = train_dataloader
@@ -170,14 +171,6 @@ class EvenstepTrainer(transformers.Trainer):
         finally:
             trainers.skip_first_batches = skip
 
-    def _require_single(self, sampler: Any) -> None:
-        """Check that no samples need to stay together on a worker."""
-        if type(sampler).__name__ == "RepeatSampler" and self.accelerator.num_processes > 1:
-            raise ConfigError(
-                f"{type(self).__name__} compares several completions of a prompt, at places that it expects in equal"
-                f" batches: train it without evenstep ({_PAGE})"
-            )
-
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Like `Trainer`'s; next to the loss, it logs batch sizes and the part of the time spent waiting."""
         if "loss" in logs and self._trained is not None:
@@ -186,8 +179,6 @@ class EvenstepTrainer(transformers.Trainer):
             logs["evenstep/largest_batch"] = max(shares.batch_sizes)
             logs["evenstep/waiting"] = shares.statistics().waiting
         super().log(logs, *args, **kwargs)
-
-    # Checkpoints.
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
@@ -235,12 +226,6 @@ def _places(batches: list[tuple[Any, float]], places: int) -> list[_Place]:
     return [*(_Place([each]) for each in batches[:alone]), *none, _Place(batches[alone:])]
 
 
-def _of_trl() -> list[type[Any]]:
-    """TRL's trainers whose methods only gather metrics, if TRL was imported."""
-    module = sys.modules.get("trl.trainer.sft_trainer")
-    return [] if module is None else [module.SFTTrainer]
-
-
 _LOOK_INTO_BATCHES: Final = ("compute_loss", "training_step", "get_batch_samples", "floating_point_ops")
 """Methods that may read batches or communicate; overridden ones expect equal numbers of batches on all workers."""
 
@@ -270,7 +255,6 @@ class _Accelerator(Accelerator):
         """Do nothing: the trainer itself checks each loss."""
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """Like Accelerate's."""
         if self.num_processes > 1:
             self._trainer.require_known_scale()
             loss = self._trainer.of_whole_steps(loss)

@@ -46,11 +46,12 @@ class Processes:
         self._summed = jax.jit(jax.shard_map(_weighted, mesh=mesh, in_specs=_APART, out_specs=_ALIKE))
         self._layouts: dict[Any, list[str]] = {}
         atexit.register(self._leave)  # Runs after the exit functions that the rows register.
+        coordinator: str = distributed.global_state.coordinator_address or ""  # The address of process 0.
         self._rows: RowExchange | None = None  # Its start needs `mean`.
         self.rows = self._rows = RowExchange(
             rank=self.rank,
             workers=self.count,
-            host=_host_of_first(),
+            host=coordinator.rpartition(":")[0].strip("[]"),
             framework="JAX",
             add_up=lambda vector: self.mean(vector, 1.0),
         )
@@ -135,9 +136,3 @@ def _weighted(leaves: list[Any], weight: Any) -> list[Any]:
         parts = jnp.split(jax.lax.psum(flat * weight[0].astype(wide), _AXIS), ends)
         sums |= zip(numbers, parts, strict=True)
     return [sums[number].reshape(each.shape[1:]).astype(each.dtype) for number, each in enumerate(leaves)]
-
-
-def _host_of_first() -> str:
-    """The address of process 0, the coordinator."""
-    address: str = distributed.global_state.coordinator_address or ""
-    return address.rpartition(":")[0].strip("[]")

@@ -1,6 +1,7 @@
 """`evenstep.jax.Session`: uneven shares and the gradient of their union, for a training loop in JAX."""
 
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final, TypeVar, Unpack, final
@@ -10,9 +11,7 @@ import numpy as np
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.experts import Experts
-from evenstep.core.shown import shown
 from evenstep.core.values import IntArray, require_whole
-from evenstep.jax.compiling import Compiling
 from evenstep.jax.processes import Processes, checksum_of, layout_of
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.schemes import Scheme
@@ -21,7 +20,7 @@ from evenstep.worker.api.balanced_loader import BalancedLoader, LoaderOptions, b
 from evenstep.worker.api.balancer import Balancer
 from evenstep.worker.api.share import Share
 from evenstep.worker.api.share_batches import ShareBatches
-from evenstep.worker.common_data import require_rows
+from evenstep.worker.common_data import length_of, require_rows
 
 Tree = TypeVar("Tree")
 
@@ -92,13 +91,18 @@ class Session(BalancedLoader):
         prefetch: bool = True,
         **options: Unpack[LoaderOptions],
     ) -> None:
-        _require_initialised()
+        started = next((name for name in _LAUNCHED if os.environ.get(name, "1") not in ("", "1")), None)
+        if started is not None and not jax.distributed.is_initialized():
+            raise ConfigError(
+                f"{started} says that there are {os.environ[started]} processes, but this one does not know the others:"
+                " call jax.distributed.initialize() first"
+            )
         self._data, self._pad = data, None if pad is None else require_whole("pad", pad, 1, 2**31 - 1)
         self._processes = Processes()
         self._balancer = balance(
             self._processes.rows,
             _in_steps(scheme, self._pad, global_batch_size),
-            length=_length_of(data),
+            length=length_of(jax.tree.leaves(data, is_leaf=lambda each: isinstance(each, Iterator))),
             global_batch_size=global_batch_size,
             layout=layout_of(weights, checksum_of),
             batch_of=lambda indices: jax.tree.leaves(self._batch(indices)),
@@ -111,7 +115,7 @@ class Session(BalancedLoader):
             build=lambda like, leaves: jax.tree.unflatten(jax.tree.structure(like), leaves),
         )
         self._batches = ShareBatches(self._balancer, ahead, _NO_MEAN, indices_of=self._indices)
-        self._compiling: Compiling | None = Compiling()
+        self._compiling: _Compiling | None = _Compiling()
         self._global_batch_size, self._rows = global_batch_size, 0
         self._mask: Any = None
         self._looping = self._unaveraged = False
@@ -199,22 +203,16 @@ class Session(BalancedLoader):
         self._balancer.weigh_by(count)
 
     def _indices(self, share: Share, planned: bool) -> IntArray:
-        """The indices of a share's batch. Unless it is only planned, its rows and its mask are kept."""
-        indices, mask = self._padded(share)
-        if not planned:
-            self._rows, self._mask = len(indices), mask
-        return indices
-
-    def _padded(self, share: Share) -> tuple[IntArray, Any]:
-        """The share's indices and a mask; with `pad` the last index is repeated up to a multiple of it."""
+        """The indices of a share's batch, padded. Unless it is only planned, its rows and its mask are kept."""
         if self._pad is None:
-            return share.indices, None
+            return share.indices
         real = share.samples or len(share.indices)  # All rows of a copy count as real: its weight is 0.
         rows = -(-real // self._pad) * self._pad
         if int(share.sizes.sum()) < self._global_batch_size:
             rows = max(rows, self._rows)
-        at = np.minimum(np.arange(rows), real - 1)
-        return share.indices[at], np.arange(rows) < real
+        if not planned:
+            self._rows, self._mask = rows, np.arange(rows) < real
+        return share.indices[np.minimum(np.arange(rows), real - 1)]
 
     def _batch(self, indices: IntArray) -> Any:
         """The samples with these indices, in the form of `data`."""
@@ -239,12 +237,9 @@ def _is_finite(leaves: list[Any]) -> bool:
     for each in leaves:
         if jax.numpy.result_type(each) == jax.numpy.float16:
             return True
-        together.setdefault(_devices_of(each), []).append(each)
+        devices = frozenset(each.sharding.device_set if isinstance(each, jax.Array) else ())
+        together.setdefault(devices, []).append(each)
     return all(bool(_all_finite(each)) for each in together.values())
-
-
-def _devices_of(leaf: Any) -> frozenset[Any]:
-    return frozenset(leaf.sharding.device_set if isinstance(leaf, jax.Array) else ())
 
 
 _all_finite: Final = jax.jit(lambda leaves: jax.numpy.array([jax.numpy.isfinite(each).all() for each in leaves]).all())
@@ -252,16 +247,6 @@ _all_finite: Final = jax.jit(lambda leaves: jax.numpy.array([jax.numpy.isfinite(
 
 def _is_floating(leaf: Any) -> bool:
     return bool(jax.numpy.issubdtype(jax.numpy.result_type(leaf), jax.numpy.inexact))
-
-
-def _require_initialised() -> None:
-    """Refuse a process that was started as one of several but does not know the others."""
-    started = next((name for name in _LAUNCHED if os.environ.get(name, "1") not in ("", "1")), None)
-    if started is not None and not jax.distributed.is_initialized():
-        raise ConfigError(
-            f"{started} says that there are {os.environ[started]} processes, but this one does not know the others:"
-            " call jax.distributed.initialize() first"
-        )
 
 
 def _in_steps(scheme: Scheme | str | None, pad: int | None, global_batch_size: object) -> Scheme | str | None:
@@ -281,18 +266,23 @@ def _in_steps(scheme: Scheme | str | None, pad: int | None, global_batch_size: o
     return replace(made, load=load)
 
 
-def _length_of(data: Any) -> int:
-    """The number of rows of all arrays in the tree; ConfigError if they cannot be indexed, or differ."""
-    lengths = set()
-    for each in (leaves := jax.tree.leaves(data, is_leaf=lambda each: isinstance(each, Iterator))):
-        indexed = hasattr(each, "__getitem__") and hasattr(each, "__len__") and not isinstance(each, str | bytes)
-        if not indexed or getattr(each, "shape", None) == ():
-            raise ConfigError(
-                f"data must be arrays with a row for each sample, which can be indexed, not {shown(each)}: read a"
-                " stream into arrays, or give numpy.arange(length) and take the samples with the indices"
-            )
-        lengths.add(len(each))
-    if len(lengths) != 1:
-        found = "there are none" if not leaves else f"they have {', '.join(map(str, sorted(lengths)))}"
-        raise ConfigError(f"the arrays of data must have equally many rows, one for each sample, but {found}")
-    return lengths.pop()
+@final
+class _Compiling:
+    """The seconds that JAX spends on tracing, lowering and compiling; overlapping times count once."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[float, float]] = []
+        jax.monitoring.register_event_duration_secs_listener(self.ended)
+
+    @property
+    def seconds(self) -> float:
+        return sum(end - start for start, end in self._spans)
+
+    def ended(self, event: str, duration: float, **_: object) -> None:
+        """Take an event from JAX, which took `duration` seconds and has just ended."""
+        if event.startswith("/jax/core/compile/"):
+            end = time.perf_counter()
+            start = end - duration
+            while self._spans and self._spans[-1][0] >= start:  # Of nested events, the outer one ends last.
+                self._spans.pop()
+            self._spans.append((start, end))

@@ -6,7 +6,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Unpack, final
+from typing import Any, Final, Unpack, final
 
 import mxnet as mx
 import numpy as np
@@ -21,12 +21,9 @@ from evenstep.schemes import Scheme
 from evenstep.worker.api.ahead import Ahead
 from evenstep.worker.api.balanced_loader import BalancedLoader, LoaderOptions, balance
 from evenstep.worker.api.balancer import Balancer
-from evenstep.worker.api.others import refused
-from evenstep.worker.api.share_batches import ShareBatches
+from evenstep.worker.api.share import Share
+from evenstep.worker.api.share_batches import ShareBatches, refused
 from evenstep.worker.replicas import Replicas, sketches_of
-
-if TYPE_CHECKING:
-    from evenstep.worker.api.share import Share
 
 _NO_STEP: Final = "call trainer.step(batch_size) once for each batch of the prepared loader"
 _FLOATS: Final = ("float32", "float64")
@@ -117,7 +114,7 @@ class Loader(BalancedLoader):
         return self._batches.of(self._balancer.epoch())
 
     @property
-    def current(self) -> "Share | None":
+    def current(self) -> Share | None:
         """The share of the batch that was handed out last; None before the first."""
         return self._batches.current
 

@@ -53,14 +53,16 @@ class StoreWorkers:
         # The store numbers workers in order of arrival; a launcher's messages and --slow use the launcher's numbers.
         launched = os.environ.get("WORLD_SIZE") == str(self.count) and "RANK" in os.environ
         self.rank = int(os.environ["RANK"]) if launched else int(self._store.rank)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
+            trial.connect((os.environ.get("DMLC_PS_ROOT_URI", "127.0.0.1"), 9))  # This sends nothing.
+            address: str = trial.getsockname()[0]  # Where the scheduler's host reaches this one.
         self.rows = RowExchange(
             rank=self.rank,
             workers=self.count,
-            host=_own_address(),
+            host=address,
             framework="MXNet",
             add_up=lambda vector: self.sum(mx.nd.array(vector)).asnumpy(),
         )
-        self.all_gather = self.rows.all_gather
 
     def sum(self, vector: Any) -> Any:
         """The sum of a float32 or float64 vector over all workers."""
@@ -98,11 +100,3 @@ def join(store: Any) -> StoreWorkers:
     if _joined is None:
         _joined = StoreWorkers(store)
     return _joined
-
-
-def _own_address() -> str:
-    """The address at which the scheduler's host reaches this host."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
-        trial.connect((os.environ.get("DMLC_PS_ROOT_URI", "127.0.0.1"), 9))  # This sends nothing.
-        address: str = trial.getsockname()[0]
-        return address

@@ -8,7 +8,7 @@ model, optimizer, dataset = evenstep.tensorflow.prepare(
 )
 """
 
-from evenstep.tensorflow.dataset import BalancedDataset
+from evenstep.tensorflow.balanced import BalancedDataset
 from evenstep.tensorflow.prepare import prepare
 from evenstep.tensorflow.workers import Peers, init
 

@@ -7,8 +7,7 @@ from typing import Any, Final, final
 import tensorflow as tf
 
 from evenstep.core.errors import ConfigError
-from evenstep.tensorflow.balanced import Balanced
-from evenstep.tensorflow.dataset import BalancedDataset
+from evenstep.tensorflow.balanced import Balanced, BalancedDataset
 from evenstep.tensorflow.workers import Peers
 
 _NO_MEANS: Final = ("sum", "mean_with_sample_weight", "none", None)  # The gradient of a vector is that of its sum.
@@ -141,11 +140,9 @@ class _Averaged(tf.keras.callbacks.Callback):
         self._samples = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Start counting samples."""
         self._samples = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Count the samples of the batch."""
         assert self._balanced.current is not None
         self._samples += self._balanced.current.samples
 

@@ -8,8 +8,7 @@ import tensorflow as tf
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
 from evenstep.schemes import Scheme
-from evenstep.tensorflow.balanced import PREPARED, Balanced
-from evenstep.tensorflow.dataset import BalancedDataset
+from evenstep.tensorflow.balanced import PREPARED, Balanced, BalancedDataset
 from evenstep.tensorflow.fitting import guard
 from evenstep.tensorflow.source import Source
 from evenstep.tensorflow.workers import joined

@@ -1,17 +1,13 @@
 """The samples, by their indices."""
 
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, final
 
 import numpy as np
 import tensorflow as tf
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.shown import shown
 from evenstep.core.values import IntArray
-from evenstep.worker.common_data import require_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from evenstep.worker.common_data import length_of, require_rows
 
 _PROBES: Final = 8
 _WANTED = (
@@ -38,22 +34,11 @@ class Source:
             raise ConfigError(
                 f"a PyDataset has batches, and no samples that can be asked for by their indices: {_WANTED}"
             )
-        self._batch_of: Callable[[IntArray], Any]
-        data = _tuples(data)
-        parts = tf.nest.flatten(data)
-        if len(parts) == 1 and parts[0] is data and not hasattr(data, "shape"):
-            if isinstance(data, str | bytes) or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
-                raise ConfigError(f"the data is {shown(data)}, which cannot be indexed: {_WANTED}")
-            self.length, self._batch_of = len(data), data.__getitem__
-        else:
-            arrays = tf.nest.map_structure(np.asarray, data)
-            if any(each.ndim == 0 for each in tf.nest.flatten(arrays)):
-                raise ConfigError(f"the data has a number where it should have an array: {_WANTED}")
-            lengths = {len(each) for each in tf.nest.flatten(arrays)}
-            if len(lengths) != 1 or 0 in lengths:
-                raise ConfigError(f"the data has arrays of {sorted(lengths)} samples: give arrays of the same length")
-            (self.length,) = lengths
-            self._batch_of = lambda indices: tf.nest.map_structure(lambda each: each[indices], arrays)
+        # A tensor takes no arrays of indices.
+        self._data = tf.nest.map_structure(
+            lambda each: np.asarray(each) if hasattr(each, "shape") else each, _tuples(data)
+        )
+        self.length = length_of(tf.nest.flatten(self._data))
 
     def batch(self, indices: IntArray) -> Any:
         """The samples with these indices, int64 of shape [rows].
@@ -61,7 +46,8 @@ class Source:
         Raises:
             ConfigError: The data did not return arrays with one row per index.
         """
-        batch = tf.nest.map_structure(np.asarray, _tuples(self._batch_of(indices)))
+        given = tf.nest.map_structure(lambda each: each[indices], self._data)
+        batch = tf.nest.map_structure(np.asarray, _tuples(given))
         require_rows(tf.nest.flatten(batch), indices)
         return batch
 

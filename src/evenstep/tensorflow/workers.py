@@ -45,14 +45,14 @@ class Peers:
             add_up=lambda vector: self.sum(tf.constant(vector)).numpy(),
             everywhere=True,
         )
-        self.all_gather = self.rows.all_gather
 
     def sum(self, tensor: Any) -> Any:
         """The sum of a vector over all workers, inside or outside a `tf.function`."""
         if self.count == 1:
             return tensor
         length = tensor.shape[0]
-        options = self._options(tensor, _key(tensor.dtype.name, length))
+        # TensorFlow requires that the key of a kind and a length stays the same.
+        options = self._options(tensor, zlib.crc32(f"{tensor.dtype.name} {length}".encode()) & 0x7FFFFFFF)
         if tensor.dtype == tf.float32 and length * self.count <= _MAX_GATHERED:
             rows = tf.raw_ops.CollectiveGatherV2(**options)
             return tf.reduce_sum(tf.reshape(rows, [self.count, length]), 0)
@@ -167,8 +167,3 @@ def _connect(count: int) -> None:
             f"{count} workers have {strategy.num_replicas_in_sync} devices: start a worker for each, and show it that"
             " one alone, with CUDA_VISIBLE_DEVICES"
         )
-
-
-def _key(kind: str, length: int) -> int:
-    """A key that is the same on all workers for a kind and length, which TensorFlow requires to be constant per key."""
-    return zlib.crc32(f"{kind} {length}".encode()) & 0x7FFFFFFF

@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
 
@@ -17,7 +17,7 @@ from evenstep.core.samples import Costs
 from evenstep.core.values import UNLIMITED
 from evenstep.schemes import Scheme
 from evenstep.torch.costs import costs_of
-from evenstep.torch.data.common_data import checksum_of, require_common
+from evenstep.torch.data.common_data import checksum_of
 from evenstep.torch.data.order import EpochOrder, order_of
 from evenstep.torch.failure import read_failure
 from evenstep.torch.model import needed_batch
@@ -32,6 +32,12 @@ from evenstep.torch.request import RunRequest
 from evenstep.worker import agreement
 from evenstep.worker.activity import Activity
 from evenstep.worker.agreement import Agreed, Exchange, Own, hold_of, record_of, require_same, tell
+from evenstep.worker.common_data import require_alike
+
+_ADVICE: Final = (
+    'give all workers the same dataset; or, for data that stay with their workers, partition="private";'
+    ' or partition="common" if the datasets are the same'
+)
 
 
 @final
@@ -95,31 +101,29 @@ def agree_on_loader(request: RunRequest, workers: Workers, agreed: Agreed, first
         DisagreementError: The workers were given different loaders.
     """
     scheme = agreed.scheme
-    own, records = tell(
-        lambda: (made := _check_loader(request, workers, scheme, first), made.record), _exchange(workers, activity)
-    )
+
+    def check() -> tuple[_OwnLoader, dict[str, Any]]:
+        require_loader(request.loader, streams=True)
+        own = _own_loader(request, workers, scheme)
+        order = own.order
+        if scheme.served is not None:
+            require_servable_loader(scheme, request.loader)
+            size = request.whole_batch_size(scheme, order.sampling, workers.count)
+            known = first.order.length, first.global_batch_size, first.order.sampling.drop_last
+            if (order.length, size, order.sampling.drop_last) != known:
+                raise ConfigError(
+                    f"a further loader has {order.length} samples, a global batch size of {size} and"
+                    f" drop_last={order.sampling.drop_last}, and the servers know those of the first:"
+                    f" {known[0]}, {known[1]} and {known[2]}. Give it the same, or use a scheme without servers"
+                )
+        return own, own.record
+
+    own, records = tell(check, _exchange(workers, activity))
     require_same(records)
     _require_common(request, own, records, workers, activity)
     whole = request.whole_batch_size(scheme, own.order.sampling, workers.count)
     load_policy(scheme.load, workers.count).allocate(replace(agreed.problem, global_batch_size=whole))
     return _terms(request, own, scheme, whole, records)
-
-
-def _check_loader(request: RunRequest, workers: Workers, scheme: Scheme, first: Terms) -> _OwnLoader:
-    require_loader(request.loader, streams=True)
-    own = _own_loader(request, workers, scheme)
-    order = own.order
-    if scheme.served is not None:
-        require_servable_loader(scheme, request.loader)
-        size = request.whole_batch_size(scheme, order.sampling, workers.count)
-        known = first.order.length, first.global_batch_size, first.order.sampling.drop_last
-        if (order.length, size, order.sampling.drop_last) != known:
-            raise ConfigError(
-                f"a further loader has {order.length} samples, a global batch size of {size} and"
-                f" drop_last={order.sampling.drop_last}, and the servers know those of the first:"
-                f" {known[0]}, {known[1]} and {known[2]}. Give it the same, or use a scheme without servers"
-            )
-    return own
 
 
 def _own_loader(request: RunRequest, workers: Workers, scheme: Scheme) -> _OwnLoader:
@@ -129,6 +133,7 @@ def _own_loader(request: RunRequest, workers: Workers, scheme: Scheme) -> _OwnLo
     costs = costs_of(request, scheme, order)
     loader, sampling = request.loader, order.sampling
     compared = workers.count > 1 and request.partition is None and not request.private
+    checksum = checksum_of(loader) if compared and request.checksum is None else request.checksum
     common = {"dataset": order.dataset_length, "length": order.length}
     record = {
         "batch_size": sampling.batch_size,
@@ -143,15 +148,11 @@ def _own_loader(request: RunRequest, workers: Workers, scheme: Scheme) -> _OwnLo
         "partition": "private" if request.private else request.partition,
         "uneven": request.uneven,
         "accumulation": request.accumulation,
-        "samples": _checksum(request) if compared else 0,
+        "samples": checksum if compared else 0,
         "cost": None if costs is None else costs.checksum,
         "depth": loader.num_workers * (loader.prefetch_factor or 0),
     }
     return _OwnLoader(order=order, costs=costs, record=record)
-
-
-def _checksum(request: RunRequest) -> int:
-    return checksum_of(request.loader) if request.checksum is None else request.checksum
 
 
 def _terms(
@@ -169,7 +170,16 @@ def _terms(
         )
     even = request.empty != "copy" and not request.private
     if even and len(records) > 1 and scheme.served is None:
-        _require_samples_for_all(order, global_batch_size, len(records))
+        if global_batch_size < 2 * len(records):
+            raise ConfigError(
+                f"empty='shrink' needs a global batch of at least 2 samples for each worker, and {global_batch_size}"
+                f" are fewer for {len(records)} workers: raise the batch size, or leave out empty"
+            )
+        if order.length < len(records):
+            raise ConfigError(
+                f"an epoch of {order.length} samples leaves some of {len(records)} workers without any, which"
+                " empty='shrink' rules out: start fewer workers, or leave out empty"
+            )
     draws_own = request.draws_own(scheme)
     lengths = None
     if request.private and not draws_own:
@@ -191,7 +201,7 @@ def _terms(
         lengths=lengths,
         own=request.uneven if draws_own else None,
         told_private=request.partition == "private",
-        needed_batch=_needed_batch(request),
+        needed_batch=max(map(needed_batch, request.models)),
         costs=own.costs,
         alike=request.peers is not None and request.partition is None,
     )
@@ -211,13 +221,14 @@ def _require_common(
     request: RunRequest, own: _OwnLoader, records: Sequence[Mapping[str, Any]], workers: Workers, activity: Activity
 ) -> None:
     """Check that all processes have the same samples."""
+    require = partial(require_alike, again=lambda: checksum_of(request.loader), advice=_ADVICE)
     if workers.peers is None:
-        require_common(request.loader, records, _exchange(workers, activity), workers.rank)
+        require([each["samples"] for each in records], _exchange(workers, activity), workers.rank)
         return
     processes = workers.processes
     with activity.waiting(), workers.peers.naming():
         told = gather(processes, {"samples": own.record["samples"]})
-        require_common(request.loader, told, partial(gather, processes), processes.rank)
+        require([each["samples"] for each in told], partial(gather, processes), processes.rank)
 
 
 def _check(request: RunRequest, workers: Workers, own_loader: Callable[[], _OwnLoader]) -> Own:
@@ -240,7 +251,16 @@ def _check(request: RunRequest, workers: Workers, own_loader: Callable[[], _OwnL
         first = largest = UNLIMITED  # Any number of micro-batches fits.
     device = request.device
     told = record_of(scheme, host=workers.host, device=identity, hold=hold)
-    found = _found_limit(request, told["identity"], workers, by_cost=loader.costs is not None)
+    if (found := request.found) is not None:
+        # The largest batch that an earlier run with the same folder found for this worker.
+        holds, by_cost = found.holds_of(told["identity"]), loader.costs is not None
+        if holds is not None and len(found.workers) == workers.count and found.by_cost == by_cost:
+            first = min(first, holds) if scheme.micro_batch is None else first
+        elif request.automatic:
+            raise ConfigError(
+                f"what {request.run_folder} holds was measured of other workers, or with other costs: run evenstep plan"
+                " again with the same run directory"
+            )
     parameters = [parameter for model in request.models for parameter in model.parameters()]
     record = {
         **loader.record,
@@ -250,36 +270,12 @@ def _check(request: RunRequest, workers: Workers, own_loader: Callable[[], _OwnL
         "parameters": sum(parameter.numel() for parameter in parameters) if workers.peers is None else None,
         "shapes": None if workers.peers else zlib.crc32(repr([list(each.shape) for each in parameters]).encode()),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
-        "smallest_batch": _needed_batch(request),
+        "smallest_batch": max(map(needed_batch, request.models)),
         "largest_batch": largest,
-        "largest_first": first if scheme.micro_batch is not None else min(first, found),
+        "largest_first": first,
     }
     too_large = None if failed is None else failed.samples
     return Own(scheme=scheme, hold=hold, emulated=emulated, failed=too_large, record=record)
-
-
-def _needed_batch(request: RunRequest) -> int:
-    return max(needed_batch(model) for model in request.models)
-
-
-def _found_limit(request: RunRequest, identity: str, workers: Workers, *, by_cost: bool) -> int:
-    """The largest batch that an earlier run with the same folder found for this worker; UNLIMITED if none did.
-
-    Raises:
-        ConfigError: The earlier run found the global batch size for other workers.
-    """
-    found = request.found
-    if found is None:
-        return UNLIMITED
-    holds = found.holds_of(identity)
-    if holds is not None and len(found.workers) == workers.count and found.by_cost == by_cost:
-        return holds
-    if request.automatic:
-        raise ConfigError(
-            f"what {request.run_folder} holds was measured of other workers, or with other costs: run evenstep plan"
-            " again with the same run directory"
-        )
-    return UNLIMITED
 
 
 def device_identity(device: torch.device, workers: Workers) -> str:
@@ -287,17 +283,3 @@ def device_identity(device: torch.device, workers: Workers) -> str:
     if device.type == "cuda":
         return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     return f"{workers.host}, worker {workers.rank}"
-
-
-def _require_samples_for_all(order: EpochOrder, global_batch_size: int, workers: int) -> None:
-    """Check that every slice has samples for all workers."""
-    if global_batch_size < 2 * workers:
-        raise ConfigError(
-            f"empty='shrink' needs a global batch of at least 2 samples for each worker, and {global_batch_size} are"
-            f" fewer for {workers} workers: raise the batch size, or leave out empty"
-        )
-    if order.length < workers:
-        raise ConfigError(
-            f"an epoch of {order.length} samples leaves some of {workers} workers without any, which empty='shrink'"
-            " rules out: start fewer workers, or leave out empty"
-        )

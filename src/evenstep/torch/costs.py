@@ -53,7 +53,12 @@ def costs_of(request: RunRequest, scheme: Scheme, order: EpochOrder) -> Costs | 
     """
     if request.cost is None:
         return None
-    _require_costs_work(request, scheme)
+    require_costs(scheme)
+    if scheme.served is not None and isinstance(request.cost, Padded):
+        raise ConfigError(
+            "Padded gives workers samples of like length, and on parameter servers samples are claimed in the order of"
+            " the epoch, which saves no padding: use lb-bsp, or give the lengths themselves as cost"
+        )
     if order.endless:
         raise ConfigError("shares without a length never end, and cost has one number for each: give shares a length")
     if scheme.served is not None and order.length > _MAX_SERVED:
@@ -76,15 +81,6 @@ def costs_of(request: RunRequest, scheme: Scheme, order: EpochOrder) -> Costs | 
         numbers = _field(own.dataset, numbers)
     given = _called(numbers, length) if callable(numbers) else _array(numbers)
     return Costs.of(given, length, padded=padded, power=asked.power)
-
-
-def _require_costs_work(request: RunRequest, scheme: Scheme) -> None:
-    require_costs(scheme)
-    if scheme.served is not None and isinstance(request.cost, Padded):
-        raise ConfigError(
-            "Padded gives workers samples of like length, and on parameter servers samples are claimed in the order of"
-            " the epoch, which saves no padding: use lb-bsp, or give the lengths themselves as cost"
-        )
 
 
 def _field(dataset: Any, name: str) -> Any:

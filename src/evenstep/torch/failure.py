@@ -93,7 +93,8 @@ class RunEnd:
         if tracker.closed:
             return error
         error = self._named(tracker, error)
-        now, kind, text = tracker.iteration, type(error).__name__, _first_line(error)
+        now, kind, text = tracker.iteration, type(error).__name__, str(error).strip().partition("\n")[0]
+        text = text if len(text) <= _MAX_LETTERS else text[: _MAX_LETTERS - 3] + "..."
         with suppress(OSError):  # A full disk must not hide the error.
             tracker.recorder.record(
                 Failed(
@@ -142,12 +143,6 @@ class RunEnd:
 def _caused(error: EvenstepError, cause: BaseException) -> EvenstepError:
     error.__cause__ = cause
     return error
-
-
-def _first_line(error: BaseException) -> str:
-    """The first line of the error's text, shortened if it is long."""
-    line = str(error).strip().partition("\n")[0]
-    return line if len(line) <= _MAX_LETTERS else line[: _MAX_LETTERS - 3] + "..."
 
 
 @final

@@ -13,10 +13,9 @@ import torch.distributed as dist
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
-from evenstep.torch.data.metrics import rows_of_all
 from evenstep.torch.engines.engine import Engine
 from evenstep.torch.processes.liveness import explaining
-from evenstep.torch.processes.workers import gather
+from evenstep.torch.processes.workers import gather, rows_of_all
 
 _GATHERS: Final = ("all_gather", "all_gather_into_tensor")
 _COLLECTIVES: Final = (

@@ -114,7 +114,13 @@ class PreparedModel(DistributedDataParallel):
         """Return the output of the user's model."""
         if self._engine is None or not torch.is_grad_enabled():
             self.strayed |= torch.is_grad_enabled()
-            self._warn_if_released()
+            if self._released and self.training and torch.is_grad_enabled():  # Warn once.
+                self._released = False
+                warnings.warn(
+                    "this model is of a run that was closed, so evenstep no longer synchronises its gradients: call"
+                    " prepare again, or train your own model",
+                    stacklevel=5,  # Above torch's frames, whose number varies.
+                )
             return self.module(*args, **kwargs)
         self._before_forward(self, args, kwargs)
         batch = self._batch
@@ -127,16 +133,6 @@ class PreparedModel(DistributedDataParallel):
             raise self._engine.explained(error) from error
         self._engine.forward_ends(self._index, batch, outputs)
         return outputs
-
-    def _warn_if_released(self) -> None:
-        """Warn once if a forward pass for training would be synchronised by a run that has been closed."""
-        if self._released and self.training and torch.is_grad_enabled():
-            self._released = False
-            warnings.warn(
-                "this model is of a run that was closed, so evenstep no longer synchronises its gradients: call prepare"
-                " again, or train your own model",
-                stacklevel=6,  # Above torch's frames, whose number varies.
-            )
 
     # `skip` excludes a hook from compilation, and `set_eval_frame` what it calls. `torch.compiler.disable` does both,
     # with a dozen checks even if nothing is compiled.
@@ -177,7 +173,6 @@ class PreparedModel(DistributedDataParallel):
             self._engine.reduction_begins(self._index, synchronises=bool(called.require_backward_grad_sync))
 
     def train(self, mode: bool = True) -> Self:
-        """Like `torch.nn.Module.train`."""
         torch.nn.Module.train(self, mode)
         if self._replica is not None:
             self._replica.train(mode)  # type: ignore[no-untyped-call]
@@ -224,7 +219,6 @@ class PreparedModel(DistributedDataParallel):
 
     @property
     def join_device(self) -> torch.device:
-        """Like `DistributedDataParallel`'s."""
         return device_of(self.module)
 
     @property

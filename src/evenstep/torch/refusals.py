@@ -1,6 +1,6 @@
 """Refuses models, loaders and optimizers that cannot be trained, and arguments that do not fit the scheme."""
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -17,9 +17,6 @@ from evenstep.torch.optimizers import is_initialised
 from evenstep.torch.processes.workers import Workers
 from evenstep.torch.request import RunRequest
 
-if TYPE_CHECKING:
-    from evenstep.worker.peers import Peers
-
 _FOREIGN: Final = ("FullyShardedDataParallel", "ReplicateModule", "DeepSpeedEngine")
 _LOOPS: Final = ("__iter__", "_get_iterator")
 _TWICE: Final = "was prepared already: call prepare once and use what it returned"
@@ -33,10 +30,7 @@ def require_trainable(request: RunRequest, workers: Workers, scheme: Scheme) -> 
     """
     for model in request.models:
         _require_model(model, workers)
-        if workers.inside is not None:
-            _require_inside(model, workers.inside)
-        elif workers.peers is not None:
-            _require_over(model, workers, workers.peers)
+        _require_sums_between(model, workers)
     require_loader(request.loader, streams=True)
     _require_optimizers(request, workers)
     if scheme.accumulates:
@@ -55,18 +49,13 @@ def require_trainable(request: RunRequest, workers: Workers, scheme: Scheme) -> 
         raise ConfigError(
             f"{tensors} parameter tensors cannot be cut into {scheme.fragments} fragments: use {tensors} or fewer"
         )
-    if scheme.period is not None:
-        _require_local(scheme, request)
-
-
-def _require_local(scheme: Scheme, request: RunRequest) -> None:
-    if any(hasattr(each, "consolidate_state_dict") for each in request.optimizers):
+    if scheme.period is not None and any(hasattr(each, "consolidate_state_dict") for each in request.optimizers):
         raise ConfigError(
             f"under the scheme {scheme.name!r} each worker steps the whole model on its own, and an optimizer that is"
             " split over the workers steps a part of it: give the plain optimizer, or use lb-bsp, dbs, bsp or"
             " batch_sizes"
         )
-    if request.comm_hook is not None:
+    if scheme.period is not None and request.comm_hook is not None:
         raise ConfigError(
             f"the scheme {scheme.name!r} sends no gradients for comm_hook to compress: leave out one of them"
         )
@@ -91,25 +80,22 @@ def _require_model(model: torch.nn.Module, workers: Workers) -> None:
         raise ConfigError("the model has no parameter that requires a gradient: there is nothing to train")
 
 
-def _require_over(model: torch.nn.Module, workers: Workers, peers: "Peers") -> None:
-    """Check that DistributedDataParallel, if the model is in one, sums between the same peers of all workers."""
-    if not isinstance(model, DistributedDataParallel):
-        return
-    own = dist.get_process_group_ranks(model.process_group)
-    if own != dist.get_process_group_ranks(workers.host_group):
-        raise ConfigError(
-            f"the model is in DistributedDataParallel over the ranks {own}, which are not those of its part of the"
-            f" model along {list(peers.dims)}: give it the mesh of these alone, as device_mesh=mesh['dp']"
-        )
-
-
-def _require_inside(model: torch.nn.Module, inside: Workers) -> None:
-    """Check that the gradients of a model that is split over the processes of a replica are summed between these."""
-    if inside.count > 1 and not is_sharded(model):
-        raise ConfigError(
-            f"nothing sums the gradients of the {inside.count} batches of a replica: apply fully_shard on the mesh of"
-            " data_dims, or leave out data_dims, so that all processes of the replica get one batch"
-        )
+def _require_sums_between(model: torch.nn.Module, workers: Workers) -> None:
+    """Check that the gradients of a model that is split are summed between the right processes."""
+    inside, peers = workers.inside, workers.peers
+    if inside is not None:
+        if inside.count > 1 and not is_sharded(model):
+            raise ConfigError(
+                f"nothing sums the gradients of the {inside.count} batches of a replica: apply fully_shard on the mesh"
+                " of data_dims, or leave out data_dims, so that all processes of the replica get one batch"
+            )
+    elif peers is not None and isinstance(model, DistributedDataParallel):
+        own = dist.get_process_group_ranks(model.process_group)
+        if own != dist.get_process_group_ranks(workers.host_group):
+            raise ConfigError(
+                f"the model is in DistributedDataParallel over the ranks {own}, which are not those of its part of the"
+                f" model along {list(peers.dims)}: give it the mesh of these alone, as device_mesh=mesh['dp']"
+            )
 
 
 def _require_known_wrapper(model: torch.nn.Module, workers: Workers) -> None:
@@ -126,18 +112,14 @@ def _require_known_wrapper(model: torch.nn.Module, workers: Workers) -> None:
 
         require_shardable(model, workers.inside or workers)
     elif workers.inside is None and workers.count > 1:
-        _require_whole(model)
-
-
-def _require_whole(model: torch.nn.Module) -> None:
-    # DistributedDataParallel makes plain tensors of the parts, and a forward pass takes these from the module.
-    parts = model._module_parameters if isinstance(model, DistributedDataParallel) else model.parameters()
-    if any(hasattr(each, "device_mesh") or hasattr(each, "_st_info") for each in parts):
-        raise ConfigError(
-            "parameters of the model are split (DTensor), and without fully_shard each process would clip and save its"
-            " own part of them as the whole: apply fully_shard(model, mesh=mesh['dp']) after parallelize_module, not"
-            " DistributedDataParallel, and give prepare mesh and data_dims"
-        )
+        # DistributedDataParallel makes plain tensors of the parts, and a forward pass takes these from the module.
+        parts = model._module_parameters if isinstance(model, DistributedDataParallel) else model.parameters()
+        if any(hasattr(each, "device_mesh") or hasattr(each, "_st_info") for each in parts):
+            raise ConfigError(
+                "parameters of the model are split (DTensor), and without fully_shard each process would clip and save"
+                " its own part of them as the whole: apply fully_shard(model, mesh=mesh['dp']) after"
+                " parallelize_module, not DistributedDataParallel, and give prepare mesh and data_dims"
+            )
 
 
 def require_loader(loader: object, *, streams: bool = False) -> DataLoader[Any]:
@@ -223,15 +205,7 @@ def require_private_possible(request: RunRequest, scheme: Scheme, order: EpochOr
             f"{what} keeps samples with their workers, and {scheme.name!r} shares them out by iteration:"
             " use lb-bsp, dbs, bsp or batch_sizes, or local-sgd with equal sizes, such as local-sgd:period=8"
         )
-    _refuse_shrink(request)
-    if scheme.period is None:
-        _require_own_possible(request, scheme)
-    elif request.streams or request.uneven != "continue":
-        raise ConfigError(
-            f"the scheme {scheme.name!r} spreads each worker's samples over an epoch of as many iterations, so their"
-            " number must be known: give loaders over map-style datasets and leave out uneven, or use lb-bsp, dbs or"
-            " bsp"
-        )
+    _require_own_possible(request, scheme)
     if request.streams:
         return
     if order.sampler is not None or isinstance(request.loader.dataset, Positions):
@@ -245,15 +219,20 @@ def require_private_possible(request: RunRequest, scheme: Scheme, order: EpochOr
         )
 
 
-def _refuse_shrink(request: RunRequest) -> None:
+def _require_own_possible(request: RunRequest, scheme: Scheme) -> None:
     if request.empty == "shrink":
         raise ConfigError(
             "partition=\"private\" takes datasets of any length, and empty='shrink' cannot share out their last"
             " samples: leave out empty"
         )
-
-
-def _require_own_possible(request: RunRequest, scheme: Scheme) -> None:
+    if scheme.period is not None:
+        if request.streams or request.uneven != "continue":
+            raise ConfigError(
+                f"the scheme {scheme.name!r} spreads each worker's samples over an epoch of as many iterations, so"
+                " their number must be known: give loaders over map-style datasets and leave out uneven, or use lb-bsp,"
+                " dbs or bsp"
+            )
+        return
     if scheme.micro_batch is not None:
         raise ConfigError(
             "accumulation and micro_batch cut slices of a dataset that all workers have, and here each has data of its"
@@ -296,11 +275,6 @@ def _require_goes_with_shards(scheme: Scheme, request: RunRequest) -> None:
             f"under the scheme {scheme.name!r} each worker has the whole model, and fully_shard leaves it a part: use"
             " lb-bsp, dbs, bsp or batch_sizes, or pass the plain model"
         )
-    if scheme.micro_batch is not None:
-        raise ConfigError(
-            "a model in fully_shard needs as many forward passes on every worker, and accumulation or micro_batch gives"
-            " each its own number: leave them out"
-        )
     if request.comm_hook is not None:
         raise ConfigError("FSDP has no communication hook like DDP's: leave out comm_hook, or fully_shard")
 
@@ -315,8 +289,9 @@ def _require_one_pass_a_batch(request: RunRequest) -> None:
         raise ConfigError(
             "accumulation and micro_batch go with one model and one optimizer: leave them out, or train one by one"
         )
-    if any(isinstance(module, torch.nn.SyncBatchNorm) for module in request.models[0].modules()):
+    norms = any(isinstance(module, torch.nn.SyncBatchNorm) for module in request.models[0].modules())
+    if norms or is_sharded(request.models[0]):
         raise ConfigError(
-            "SyncBatchNorm needs as many forward passes on every worker, and accumulation or micro_batch gives each its"
-            " own number: use GroupNorm, or leave them out"
+            f"{'SyncBatchNorm' if norms else 'a model in fully_shard'} needs as many forward passes on every worker,"
+            f" and accumulation or micro_batch gives each its own number: {'use GroupNorm, or ' * norms}leave them out"
         )

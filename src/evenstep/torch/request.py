@@ -1,13 +1,13 @@
 """The arguments of `prepare`, checked and typed, together with the settings from the environment."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypedDict, final
+from typing import Annotated, Any, Literal, Self, TypedDict, final
 
 import torch
 import torch.distributed as dist
@@ -37,12 +37,7 @@ from evenstep.worker.arguments import (
     read_whole,
     whole,
 )
-
-if TYPE_CHECKING:
-    from evenstep.worker.peers import Peers
-
-AUTO: Final = "auto"
-"""Stands for the global batch size that `evenstep plan` has found."""
+from evenstep.worker.peers import Peers
 
 
 def _some_of(kind: type[Any], value: object, what: str = "") -> tuple[Any, ...]:
@@ -65,35 +60,30 @@ _optimizers = partial(_some_of, torch.optim.Optimizer, what="optimizer")
 
 
 def _batch_size(value: object) -> int | None:
-    return None if value in (None, AUTO) else read_whole(value, 1, UNLIMITED)
+    return None if value in (None, "auto") else read_whole(value, 1, UNLIMITED)
 
 
-def _batch_sizes(value: object) -> Sizes | None:
+def _no_text(value: object, read: Callable[[Any], object]) -> object:
     if isinstance(value, str | bytes):
         raise TypeError("a text")
-    return None if value is None else read_sizes(value)
+    return None if value is None else read(value)
 
 
-def _timeout(value: object) -> float | None:
-    if isinstance(value, str):
-        raise TypeError("a text")
-    return None if value is None else read_timeout(value, "timeout")
+_batch_sizes = partial(_no_text, read=read_sizes)
+_timeout = partial(_no_text, read=partial(read_timeout, name="timeout"))
 
 
 def _emulated(value: object) -> Cluster | str | None:
     return value if isinstance(value, Cluster) else read_path(value)
 
 
-def _among(value: object, known: Sequence[object]) -> object:
-    if value not in known:
-        raise ValueError("no such choice")
-    return value
+def _choice(*known: str | None) -> Argument:
+    def read(value: object) -> object:
+        if value not in known:
+            raise ValueError("no such choice")
+        return value
 
-
-_empty = partial(_among, known=("copy", "shrink", None))
-_partition = partial(_among, known=(None, "common", "private"))
-_weights = partial(_among, known=("samples", "script"))
-_uneven = partial(_among, known=("continue", "stop"))
+    return Argument(" or ".join(repr(each) for each in known if each is not None), read)
 
 
 def _comm_hook(value: object) -> object:
@@ -174,10 +164,10 @@ class RunRequest:
         Argument("a torch.distributed.device_mesh.DeviceMesh", partial(read_kind, kinds=(DeviceMesh, NoneType))),
     ] = None
     data_dims: Annotated[tuple[str, ...], Argument("a list of names of dimensions of the mesh", _names)] = ()
-    empty: Annotated[str | None, Argument("'copy' or 'shrink'", _empty)] = "copy"
-    partition: Annotated[str | None, Argument("'common' or 'private'", _partition)] = None
-    uneven: Annotated[str, Argument("'continue' or 'stop'", _uneven)] = "continue"
-    weights: Annotated[Weights, Argument("'samples' or 'script'", _weights)] = "samples"
+    empty: Annotated[str | None, _choice("copy", "shrink", None)] = "copy"
+    partition: Annotated[str | None, _choice("common", "private", None)] = None
+    uneven: Annotated[str, _choice("continue", "stop")] = "continue"
+    weights: Annotated[Weights, _choice("samples", "script")] = "samples"
     accumulation: Annotated[int, whole(1, UNLIMITED)] = 1
     loader: DataLoader[Any] = None  # type: ignore[assignment]  # Before the session starts.
     cost: object = None
@@ -256,7 +246,7 @@ class RunRequest:
         return None if given is None else Path(given)
 
     @property
-    def peers(self) -> "Peers | None":
+    def peers(self) -> Peers | None:
         """The processes of each worker, if a mesh says that these are several.
 
         Raises:

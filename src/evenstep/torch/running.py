@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -27,19 +27,13 @@ from evenstep.torch.optimizers import ServedOptimizer, WindowedOptimizer, window
 from evenstep.torch.processes.join_workers import join_workers
 from evenstep.torch.processes.liveness import Liveness, explaining
 from evenstep.torch.request import RunRequest
-from evenstep.torch.survey import Surveyor, probe_of, to_be_surveyed
+from evenstep.torch.survey import Surveyor, to_be_surveyed
 from evenstep.worker.activity import Activity
-from evenstep.worker.device_memory import EmulatedMemory, LearntLimit
+from evenstep.worker.device_memory import EmulatedMemory, LearntLimit, MemoryProbe, host_memory
 from evenstep.worker.meter import HostStopwatch
 from evenstep.worker.opening import open_tracker, run_event
 from evenstep.worker.servers.link import ServerLink
 from evenstep.worker.tracker import Tracker
-
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
-    from torch.utils.hooks import RemovableHandle
-
-    from evenstep.torch.engines.served import ServedEngine
 
 
 @final
@@ -60,12 +54,17 @@ class Running:
         leave_mark(request.launched, os.environ.get("RANK", "0"))
         self._request = request if request.launched.survey_up_to is None else to_be_surveyed(request)
         self._activity = Activity()
-        self._hooks: list[RemovableHandle | ScriptCollectives] = []
-        self._loaders: dict[int, tuple[DataLoader[Any], Terms]] = {}
+        self._hooks: list[Any] = []
+        self._loaders: dict[int, tuple[Any, Terms]] = {}
         link = self._join(loaders)
         with explaining(self._liveness):
             self._engine = self._engine_of(link)
-        self._end_with_run()
+        ends = RunEnd(
+            device=self._agreement.workers[self._workers.rank]["device"],
+            advice=self._advice(),
+            liveness=self._liveness,
+        )
+        when_failing(self._engine.tracker, ends)
         self._surveyed = request.launched.survey_up_to is not None
         if self._surveyed:
             self._engine.shares = Surveyor(request, self._agreement, self._engine.tracker, self._workers).shares
@@ -100,15 +99,15 @@ class Running:
         join_group(joined, self._agreement.scheme, [each["host"] for each in self._agreement.workers])
         return joined.link
 
-    def bind_models(self, prepared: Sequence[PreparedModel]) -> None:
-        """Make these models of the request synchronise gradients from now on."""
-        with explaining(self._liveness):
-            for index, (model, each) in enumerate(zip(self._request.models, prepared, strict=True)):
-                each.bind(model, self._engine, index, comm_hook=self._request.comm_hook)
+    def bind(self, models: Sequence[PreparedModel], prepared: Sequence[torch.optim.Optimizer]) -> None:
+        """Make these models of the request synchronise gradients from now on, and check these optimizers' steps.
 
-    def bind_optimizers(self, prepared: Sequence[torch.optim.Optimizer]) -> None:
-        """Check these optimizers' steps from now on, push them to servers, or defer them to the last micro-batch."""
+        The steps are pushed to servers, or deferred to the last micro-batch, if the scheme says so.
+        """
         engine, optimizers = self._engine, self._request.optimizers
+        with explaining(self._liveness):
+            for index, (model, each) in enumerate(zip(self._request.models, models, strict=True)):
+                each.bind(model, engine, index, comm_hook=self._request.comm_hook)
         self._checks = StepChecks(engine, self._request.models, [*optimizers, *prepared])
         # Its own hook runs after those that the script and the integrations have registered, whose errors say more.
         self._hooks += [each.register_step_pre_hook(self._checks.before_step) for each in optimizers]
@@ -175,8 +174,6 @@ class Running:
             forget(model)
         self._engine.close()
 
-    # Building.
-
     def _engine_of(self, link: ServerLink | None) -> Engine:
         scheme, request = self._agreement.scheme, self._request
         tracker = self._tracker()
@@ -199,7 +196,7 @@ class Running:
         self._hooks.append(ScriptCollectives(engine))
         return engine
 
-    def _served_engine(self, tracker: Tracker, link: ServerLink) -> "ServedEngine":
+    def _served_engine(self, tracker: Tracker, link: ServerLink) -> Engine:
         """Describe the run to the servers, and take this worker's place there; if that fails, close the link."""
         from evenstep.torch.engines.describe import OptimizerState, describe, layout_of, require_small_options
         from evenstep.torch.engines.served import ServedEngine
@@ -264,23 +261,17 @@ class Running:
     def _learned_limit(self) -> LearntLimit | None:
         """Learns this worker's largest batch; None if its memory is unknown or does not limit batches."""
         own, device = self._agreement.own, self._request.device
-        if self._request.launched.survey_up_to is not None:
-            here = [each["host"] for each in self._agreement.workers].count(self._workers.host)
-            return LearntLimit(probe_of(self._request, own.hold, here))
         if self._agreement.scheme.micro_batch is not None:
             return None
         if own.hold is not None and own.hold.memory is not None:
-            return LearntLimit(EmulatedMemory(own.hold.memory), failed=own.failed)
-        return LearntLimit(CudaMemory(device), failed=own.failed) if device.type == "cuda" else None
-
-    def _end_with_run(self) -> None:
-        """Make an exception that ends the process also end the run."""
-        ends = RunEnd(
-            device=self._agreement.workers[self._workers.rank]["device"],
-            advice=self._advice(),
-            liveness=self._liveness,
-        )
-        when_failing(self._engine.tracker, ends)
+            probe: MemoryProbe = EmulatedMemory(own.hold.memory)
+        elif device.type == "cuda":
+            probe = CudaMemory(device)
+        elif self._request.launched.survey_up_to is not None:
+            probe = host_memory([each["host"] for each in self._agreement.workers].count(self._workers.host))
+        else:
+            return None
+        return LearntLimit(probe, failed=own.failed)
 
     def _advice(self) -> str:
         """Advice for the user after a worker ran out of memory."""

@@ -4,7 +4,7 @@ import os
 import weakref
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, final
+from typing import Any, Self, TypeVar, Unpack, cast, final
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -17,25 +17,19 @@ from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.schemes import Scheme
 from evenstep.torch.costs import Cost
 from evenstep.torch.data.batches import Batches
-from evenstep.torch.data.loader import PreparedLoader
+from evenstep.torch.data.loader import PreparedLoader, PreparedShares
 from evenstep.torch.data.loop import CLOSED, BatchLoop
-from evenstep.torch.data.metrics import rows_of_all
 from evenstep.torch.data.order import EpochOrder, order_of
-from evenstep.torch.data.own_batches import PreparedShares
 from evenstep.torch.engines.collective import CommHook
 from evenstep.torch.engines.engine import NO_BATCH
 from evenstep.torch.model import PreparedModel, unwrapped
 from evenstep.torch.optimizers import ServedOptimizer, WindowedOptimizer, is_initialised
-from evenstep.torch.processes.workers import Workers
+from evenstep.torch.processes.workers import Value, Workers, rows_of_all
 from evenstep.torch.request import RunRequest, SessionOptions
 from evenstep.torch.running import Running
 from evenstep.worker.arguments import require_known
 
-if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
-
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
-Value = TypeVar("Value", float, torch.Tensor)
 
 
 @final
@@ -68,7 +62,7 @@ class Session:
         self._optimizers: list[Any] = []
         self._wrapped: list[Any] = []
         self._schedulers: list[LRScheduler] = []
-        self._guards: list[RemovableHandle] = []
+        self._guards: list[Any] = []
         self._comm_hook: CommHook | None = None
         # Weak, so that the data workers end with the script's last reference to the loader.
         self._given: list[weakref.ref[Batches]] = []
@@ -91,7 +85,7 @@ class Session:
         self._models.append(model)
         self._prepared.append(prepared)
         self._comm_hook = comm_hook if comm_hook is not None else self._comm_hook
-        if isinstance(model, DistributedDataParallel) and self._sums_every_gradient:
+        if isinstance(model, DistributedDataParallel) and self.scheme is not None and self.scheme.sums_every_gradient:
             prepared.follow(model)
             return model
         return prepared
@@ -115,8 +109,14 @@ class Session:
         self._optimizers.append(optimizer)
         if is_initialised(optimizer):
             self._guards.append(optimizer.register_step_pre_hook(self._require_unstrayed))
-        self._wrapped.append(self._wrap(optimizer))
-        return self._wrapped[-1]  # type: ignore[no-any-return]
+        scheme, wrapped = self.scheme, cast("Any", optimizer)
+        if isinstance(optimizer, torch.optim.Optimizer):
+            if scheme is not None and scheme.served is not None and scheme.period is None:
+                wrapped = ServedOptimizer(optimizer)
+            elif self._request.accumulation > 1 or (scheme is not None and scheme.accumulates):
+                wrapped = WindowedOptimizer(optimizer)
+        self._wrapped.append(wrapped)
+        return wrapped  # type: ignore[no-any-return]
 
     def accumulate(self, batches: int) -> None:
         """Make each step of so many batches of a worker, like the option `accumulation`, where it is known late.
@@ -198,8 +198,7 @@ class Session:
         )
         self._remove_guards()
         self._running = Running(request, loaders)
-        self._running.bind_models(self._prepared)
-        self._running.bind_optimizers(self._wrapped)
+        self._running.bind(self._prepared, self._wrapped)
         for each in loaders:
             self._running.bind_loader(each)
         self._running.begin(loaders[0].iterations())
@@ -314,7 +313,7 @@ class Session:
         if order.sampling.lists:
             return len(order.sampling.sampler)
         size, drop_last = max(self.expected_batch_size(loader) // parts, 1), order.sampling.drop_last
-        whole = self._expected_workers if self._request.private else 1
+        whole = self._request.expected_workers if self._request.private else 1
         return Ledger(length=order.length * whole, global_batch_size=size, drop_last=drop_last).iterations
 
     def draws_own(self, loader: DataLoader[Any]) -> bool:
@@ -326,17 +325,15 @@ class Session:
         """The samples of an iteration, as expected before the workers have agreed on them."""
         sampling = self._expected_order(loader).sampling
         try:
-            return self._request.whole_batch_size(self._request.asked_scheme(), sampling, self._expected_workers)
+            return self._request.whole_batch_size(
+                self._request.asked_scheme(), sampling, self._request.expected_workers
+            )
         except ConfigError:
-            return sampling.global_batch_size(self._expected_workers) or 1  # `start` tells all workers.
+            return sampling.global_batch_size(self._request.expected_workers) or 1  # `start` tells all workers.
 
     def _expected_order(self, loader: DataLoader[Any]) -> EpochOrder:
-        workers = Workers(rank=0, count=self._expected_workers, host="", timeout_seconds=0.0)
+        workers = Workers(rank=0, count=self._request.expected_workers, host="", timeout_seconds=0.0)
         return order_of(loader, workers, 0)
-
-    @property
-    def _expected_workers(self) -> int:
-        return self._request.expected_workers
 
     @property
     def _loaders(self) -> list[Batches]:
@@ -357,27 +354,13 @@ class Session:
 
     def _require_unstrayed(self, *_: Any) -> None:
         """Check, before each step until the session starts, that no model was trained yet."""
-        if self._expected_workers > 1 and any(model.strayed for model in self._prepared):
+        if self._request.expected_workers > 1 and any(model.strayed for model in self._prepared):
             raise ConfigError(NO_BATCH)
 
     def _remove_guards(self) -> None:
         for guard in self._guards:
             guard.remove()
         self._guards.clear()
-
-    def _wrap(self, optimizer: Any) -> Any:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            return optimizer
-        scheme = self.scheme
-        if scheme is not None and scheme.served is not None and scheme.period is None:
-            return ServedOptimizer(optimizer)
-        windowed = self._request.accumulation > 1 or (scheme is not None and scheme.accumulates)
-        return WindowedOptimizer(optimizer) if windowed else optimizer
-
-    @property
-    def _sums_every_gradient(self) -> bool:
-        """True if each backward is an exchange with all workers, as in DistributedDataParallel."""
-        return self.scheme is not None and self.scheme.sums_every_gradient
 
 
 def _one_or_all(given: list[Any]) -> Any:

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, final
 
 import numpy as np
 import psutil
@@ -18,19 +18,15 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.load.limits import DEFAULT_MINIMUM
 from evenstep.core.memory import LargestBatches
 from evenstep.core.samples import EpochCosts, Ledger, Share, Shares
+from evenstep.core.values import IntArray
 from evenstep.launch.survey import Survey, SurveyedWorker
-from evenstep.torch.cuda import CudaMemory
 from evenstep.torch.data.sampling import Sampling
 from evenstep.torch.processes.workers import Workers, gather, place_of
 from evenstep.torch.refusals import require_loader
 from evenstep.torch.request import RunRequest
 from evenstep.worker.agreement import Agreed
-from evenstep.worker.device_memory import EmulatedMemory, MemoryProbe, host_memory
-from evenstep.worker.hold import Hold, identity_of
+from evenstep.worker.hold import identity_of
 from evenstep.worker.tracker import Tracker
-
-if TYPE_CHECKING:
-    from evenstep.core.values import IntArray, Reports
 
 _WARM_UP: Final = 2
 _ITERATIONS: Final = 50
@@ -61,13 +57,6 @@ def to_be_surveyed(request: RunRequest) -> RunRequest:
     return replace(
         request, loader=plain, scheme="bsp", batch_sizes=None, global_batch_size=None, run_dir=None, accumulation=1
     )
-
-
-def probe_of(request: RunRequest, hold: Hold | None, workers_here: int) -> MemoryProbe:
-    """Return the probe of this worker's memory; `workers_here` workers share its host's memory."""
-    if hold is not None and hold.memory is not None:
-        return EmulatedMemory(hold.memory)
-    return CudaMemory(request.device) if request.device.type == "cuda" else host_memory(workers_here)
 
 
 @final
@@ -112,11 +101,14 @@ class Surveyor:
         Raises:
             SystemExit: Everything has been measured, and the script is over.
         """
-        if self._computed is not None and self._tracker.latest is not None:
-            if self._search.done:
-                self._observe_own_batch(self._tracker.latest)
+        if self._computed is not None and (reports := self._tracker.latest) is not None:
+            if self._search.done:  # It was an iteration with the script's own global batch.
+                now = self._tracker.iteration
+                self._microseconds.append(reports.compute_microseconds.tolist())
+                self._iteration_seconds.append(self._tracker.clock() - self._handed_out_at)
+                self._outside_seconds.append(0.0 if now is None else now.input_seconds + now.script_seconds)
             else:
-                self._search.observe(self._computed, self._tracker.latest)
+                self._search.observe(self._computed, reports)
         # A single worker waits for no other, so there is nothing to compare.
         wanted = 0 if self._workers.count == 1 else _WARM_UP + _ITERATIONS
         if self._search.done and len(self._microseconds) >= wanted:
@@ -125,7 +117,12 @@ class Surveyor:
         own: tuple[int, ...] = ()
         sizes, computed = [], []
         for worker, size in enumerate(self._sizes().tolist()):
-            positions = self._positions(size)
+            # This many samples, or samples that cost at most as much as this many average ones.
+            most = size if self._costs is None else 4 * size
+            drawn = np.arange(self._handed_out, self._handed_out + most) % self._length
+            if self._costs is not None:
+                drawn = drawn[: max(self._costs.fitting(drawn, size), self._tracker.smallest_batch)]
+            positions = tuple(drawn.tolist())
             sizes.append(len(positions))
             computed.append(len(positions) if self._costs is None else round(self._costs.samples(positions)))
             self._handed_out += len(positions)
@@ -153,14 +150,7 @@ class Surveyor:
         """Do nothing: nothing is fetched ahead."""
         return None
 
-    def _observe_own_batch(self, reports: "Reports") -> None:
-        """Record one iteration with the script's own global batch."""
-        now = self._tracker.iteration
-        self._microseconds.append(reports.compute_microseconds.tolist())
-        self._iteration_seconds.append(self._tracker.clock() - self._handed_out_at)
-        self._outside_seconds.append(0.0 if now is None else now.input_seconds + now.script_seconds)
-
-    def _sizes(self) -> "IntArray":
+    def _sizes(self) -> IntArray:
         return self._search.shared(self._global_batch_size) if self._search.done else self._search.sizes
 
     @property
@@ -171,15 +161,6 @@ class Surveyor:
             asked = Sampling.of(self._request.loader).global_batch_size(self._workers.count)
         full = not any(self._search.more) and asked is not None and asked > self._search.holds.sum()
         return fits if asked is None or full else asked
-
-    def _positions(self, size: int) -> tuple[int, ...]:
-        """The next positions: this many samples, or samples that cost at most as much as this many average ones."""
-        most = size if self._costs is None else 4 * size
-        positions = np.arange(self._handed_out, self._handed_out + most) % self._length
-        if self._costs is not None:
-            fits = self._costs.fitting(positions, size)
-            positions = positions[: max(fits, self._tracker.smallest_batch)]
-        return tuple(positions.tolist())
 
     def _finish(self) -> None:
         """Save the measurements, on the first worker; the others wait for it, so that none ends too early."""

@@ -114,10 +114,27 @@ def agree(check: Callable[[], Own], exchange: Exchange, *, size: Callable[[Schem
     limits = np.array([each["largest_batch"] for each in records], dtype=np.int64)
     if scheme.load.maximum is not None:
         limits = np.minimum(limits, scheme.load.maximum)
-    problem = _problem_of(scheme, size(scheme), limits, records, usual=usual)
+    count, load, global_batch_size = len(records), scheme.load, size(scheme)
+    if isinstance(load, Static):
+        load.require(count, global_batch_size)
+    maximum = np.minimum(limits, [record["largest_first"] for record in records])
+    needed = max(record["smallest_batch"] for record in records)
+    minimum = smallest_batch(load, global_batch_size, maximum, needed=needed, usual=usual)
+    if global_batch_size < count * minimum:
+        raise ConfigError(
+            f"the global batch size {global_batch_size} is less than {count} workers with at least {minimum} sample"
+            f"{'s' if minimum > 1 else ''} each: raise the batch size or start fewer workers"
+        )
+    problem = Problem(
+        global_batch_size=global_batch_size,
+        minimum=np.full(count, minimum, dtype=np.int64),
+        maximum=maximum,
+        # Micro-batches are then cut by cost, and sizes need not be whole ones of them.
+        multiple=load.multiple if records[0].get("cost") is None else 1,
+    )
     # Refuse sizes that cannot be divided or grouped, in the same way on every worker.
-    load_policy(scheme.load, len(records)).allocate(problem)
-    sync_policy(scheme.sync, len(records))
+    load_policy(load, count).allocate(problem)
+    sync_policy(scheme.sync, count)
     return Agreed(scheme=scheme, problem=problem, limits=limits, workers=records, own=own)
 
 
@@ -156,51 +173,18 @@ def tell(check: Callable[[], tuple[_Own, Mapping[str, Any]]], exchange: Exchange
     try:
         own, record = check()
     except Exception as error:  # Whatever failed, the others must not wait for this worker.
+        said = str(error)
+        if not isinstance(error, ConfigError):  # An error of a user's dataset or sampler needs its type.
+            first, *_, last = (said.strip() or " ").splitlines() * 2  # In between is the traceback of a data worker.
+            said = f"{type(error).__name__}: {first}" + (f" {last}" if last != first else "")
         with suppress(Exception):  # An error about telling them says less.
-            exchange({"error": _sentence(error)})
+            exchange({"error": said})
         raise
     records = exchange(record)
     for rank, each in enumerate(records):
         if "error" in each:
             raise ConfigError(f"worker {rank}: {each['error']}")
     return own, records
-
-
-def _sentence(failure: Exception) -> str:
-    """Return the sentence for the other workers; an error of a user's dataset or sampler needs its type."""
-    if isinstance(failure, ConfigError):
-        return str(failure)
-    first, *_, last = (str(failure).strip() or " ").splitlines() * 2
-    # In between is the traceback of a data worker.
-    return f"{type(failure).__name__}: {first}" + (f" {last}" if last != first else "")
-
-
-def _problem_of(
-    scheme: Scheme, global_batch_size: int, limits: IntArray, records: Sequence[Mapping[str, Any]], *, usual: int = 1
-) -> Problem:
-    """Return the first conditions on the sizes of these workers. `usual`: the smallest batch if none is asked for.
-
-    Raises:
-        ConfigError: The global batch is too small for all of them, or not the sum of the sizes that the user gave.
-    """
-    count, load = len(records), scheme.load
-    if isinstance(load, Static):
-        load.require(count, global_batch_size)
-    maximum = np.minimum(limits, [record["largest_first"] for record in records])
-    needed = max(record["smallest_batch"] for record in records)
-    minimum = smallest_batch(load, global_batch_size, maximum, needed=needed, usual=usual)
-    if global_batch_size < count * minimum:
-        raise ConfigError(
-            f"the global batch size {global_batch_size} is less than {count} workers with at least {minimum} sample"
-            f"{'s' if minimum > 1 else ''} each: raise the batch size or start fewer workers"
-        )
-    return Problem(
-        global_batch_size=global_batch_size,
-        minimum=np.full(count, minimum, dtype=np.int64),
-        maximum=maximum,
-        # Micro-batches are then cut by cost, and sizes need not be whole ones of them.
-        multiple=load.multiple if records[0].get("cost") is None else 1,
-    )
 
 
 def hold_of(
@@ -220,7 +204,15 @@ def hold_of(
     parts: list[Disturbance] = []
     largest_batch, memory, change_seconds, emulated = UNLIMITED, None, 0.0, False
     with naming("emulate" if emulate is not None else VARIABLES["emulate"]):
-        cluster = _cluster(emulate if emulate is not None else launched.emulate, workers)
+        asked = emulate if emulate is not None else launched.emulate
+        cluster = asked if asked is None or isinstance(asked, Cluster) else read_cluster(Path(asked))
+        if cluster is not None and len(cluster) != workers:
+            raise ConfigError(
+                f"the cluster to emulate describes {len(cluster)} workers but {workers} were started: make them the"
+                " same"
+            )
+        if cluster is not None:
+            require_emulable(cluster)
     if cluster is not None:
         parts.append(cluster.disturbance())
         largest_batch, memory = cluster.largest_batch(rank), cluster.memory(rank)
@@ -244,16 +236,3 @@ def hold_of(
         wait=time.sleep,
     )
     return hold, emulated
-
-
-def _cluster(emulate: Cluster | str | None, workers: int) -> Cluster | None:
-    """Return the cluster to emulate, if any; ConfigError if this many workers cannot emulate it."""
-    if emulate is None:
-        return None
-    cluster = emulate if isinstance(emulate, Cluster) else read_cluster(Path(emulate))
-    if len(cluster) != workers:
-        raise ConfigError(
-            f"the cluster to emulate describes {len(cluster)} workers but {workers} were started: make them the same"
-        )
-    require_emulable(cluster)
-    return cluster

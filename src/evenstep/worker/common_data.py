@@ -18,6 +18,22 @@ _ADVICE: Final = (
 )
 
 
+def length_of(leaves: Sequence[Any]) -> int:
+    """Return the number of samples of the data whose tree has these leaves; ConfigError if they are not such data."""
+    for each in leaves:
+        indexed = hasattr(each, "__getitem__") and hasattr(each, "__len__") and not isinstance(each, str | bytes)
+        if not indexed or getattr(each, "shape", None) == ():
+            raise ConfigError(
+                f"data must be arrays with a row for each sample, which can be indexed, not {shown(each)}: read a"
+                " stream into arrays, or give numpy.arange(length) and take the samples with the indices"
+            )
+    lengths = sorted({len(each) for each in leaves})
+    if len(lengths) != 1:
+        found = f"they have {', '.join(map(str, lengths))}" if lengths else "there are none"
+        raise ConfigError(f"the arrays of data must have equally many rows, one for each sample, but {found}")
+    return lengths[0]
+
+
 def require_rows(arrays: Sequence[Any], indices: IntArray) -> None:
     """Check that each array that the data returned has a row for each index; ConfigError if not."""
     for each in arrays:

@@ -35,7 +35,9 @@ class FactorSampler:
     def __init__(self, *, threads: int, clock: Callable[[], float], root: Path = Path("/")) -> None:
         self._threads = threads
         self._clock = clock
-        self._quota_files = _quota_files(root)
+        one = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        folders = group_folders(root, "cpu", two=("cpu.max",), one=one)
+        self._quota_files = [tuple(folder / name for name in names) for folder, names in folders]
         self._cores = usable_cores()
         self._taken = (-math.inf, 0.0, 0.0)  # Time of the last reading, and busy seconds then: all, and our own.
         self._share = 1.0
@@ -43,26 +45,27 @@ class FactorSampler:
 
     def sample(self) -> Factors:
         """Read the current factors: the cores at most every 0.1 s and the memory at most every 4 s. Never raises."""
-        return Factors(cpu_availability=self._cpu(), memory_availability=self._memory_availability())
-
-    def _cpu(self) -> float:
         now = self._clock()
+        if now - self._memory[0] >= _MEMORY_SECONDS:
+            memory = psutil.virtual_memory()
+            self._memory = (now, memory.available / memory.total)
+        return Factors(cpu_availability=self._cpu(now), memory_availability=self._memory[1])
+
+    def _cpu(self, now: float) -> float:
         before, busy_before, own_before = self._taken
         if now - before >= _CPU_SECONDS:
-            busy, own = _busy_seconds(self._cores), time.process_time()
+            times, own = psutil.cpu_times(percpu=True), time.process_time()
+            busy = math.fsum(
+                sum(times[core][:8]) - times[core].idle - getattr(times[core], "iowait", 0.0)
+                for core in self._cores
+                if core < len(times)
+            )
             if math.isfinite(before):
                 others = max((busy - busy_before) - (own - own_before), 0.0) / (now - before)
                 self._share = share_left(cores=len(self._cores), threads=self._threads, others=others)
             self._taken = (now, busy, own)
         quota = min(map(_quota, self._quota_files), default=math.inf)
         return min(self._share, quota / min(self._threads, len(self._cores)), 1.0)
-
-    def _memory_availability(self) -> float:
-        now = self._clock()
-        if now - self._memory[0] >= _MEMORY_SECONDS:
-            memory = psutil.virtual_memory()
-            self._memory = (now, memory.available / memory.total)
-        return self._memory[1]
 
 
 def usable_cores() -> frozenset[int]:
@@ -82,25 +85,6 @@ def share_left(*, cores: int, threads: int, others: float) -> float:
     wanted = min(threads, cores)
     fair = cores * wanted / (cores + wanted)
     return min(max(cores - others, fair) / wanted, 1.0)
-
-
-def _busy_seconds(cores: frozenset[int]) -> float:
-    """Return the seconds that these cores were busy since the machine started."""
-    times = psutil.cpu_times(percpu=True)
-    return math.fsum(
-        sum(times[core][:8]) - times[core].idle - getattr(times[core], "iowait", 0.0)
-        for core in cores
-        if core < len(times)
-    )
-
-
-def _quota_files(root: Path) -> list[tuple[Path, ...]]:
-    """Return the CPU quota files of this process's control group and its parents, in version 2 or 1."""
-    one = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-    return [
-        tuple(folder / name for name in names)
-        for folder, names in group_folders(root, "cpu", two=("cpu.max",), one=one)
-    ]
 
 
 def group_folders(

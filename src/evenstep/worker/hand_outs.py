@@ -144,8 +144,9 @@ class HandOuts:
         now = self.in_hand
         if self.ahead or (now is not None and not (self._sure and (now.closed or now.finished))):
             self.ask()
-            if now is not None and now.origin is not batch.origin and self._done_with(batch.origin):
-                batch.origin.batch = batch
+            last, waits = batch.origin.batch, any(each.origin is batch.origin for each in self.ahead)
+            if now is not None and now.origin is not batch.origin and (last is None or last.finished) and not waits:
+                batch.origin.batch = batch  # The script is finished with all batches of this loader.
             self.ahead.append(batch)
             return False
         if now is not None:
@@ -167,11 +168,6 @@ class HandOuts:
             kept = [each for each in self._past[:-_RECENT] if each.traces and any(map(ref.__call__, each.traces.own))]
             self._past = kept + self._past[-_RECENT:]
             self._memory = set().union(*(each.traces.own for each in self._past if each.traces))
-
-    def _done_with(self, origin: Origin) -> bool:
-        """True if the script is finished with all batches that this loader handed out."""
-        last = origin.batch
-        return (last is None or last.finished) and all(each.origin is not origin for each in self.ahead)
 
     @property
     def done(self) -> bool:
@@ -254,19 +250,16 @@ class HandOuts:
     def _require_not_past(self, model: int, now: HandedOut, inputs: Evidence) -> None:
         past = [each for each in self._past if inputs.same(each)]
         if not past and model in now.passed:
-            past = self._looks_past(now, inputs)
+            # Recent batches that have the form of the inputs, if neither the current nor a later one has it.
+            recent = self._past[-_RECENT:]
+            likely = inputs.alike([now, *self.ahead, *recent])
+            past = likely if all(each in recent for each in likely) else []
         if not all(each.weighs_as(now) for each in past):
             raise ConfigError(
                 "a forward pass was of a batch that had been handed out before the current one, and the two have"
                 " different weights: compute each batch before the next one begins, or call loader.computes(batch) if"
                 " it was of the current batch"
             )
-
-    def _looks_past(self, now: HandedOut, inputs: Evidence) -> list[HandedOut]:
-        """Return recent batches that have the form of the inputs, if neither the current nor a later one has it."""
-        recent = self._past[-_RECENT:]
-        likely = inputs.alike([now, *self.ahead, *recent])
-        return likely if all(each in recent for each in likely) else []
 
     def kept(self, inputs: Evidence) -> bool:
         """True if a forward pass is of a batch before the current one."""

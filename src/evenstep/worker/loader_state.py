@@ -117,14 +117,10 @@ class Progress:
         self.next_epoch = saved.epoch + 1 if over else saved.epoch
         self.resume = None if over else saved.iteration
         self.chosen = True
-        self.drawn = None if over else _restored(saved)
-
-
-def _restored(saved: LoaderState) -> Drawn | None:
-    if saved.order is None:
-        return None
-    ends = None if saved.ends is None else np.array(saved.ends, dtype=np.int64)
-    return Drawn(indices=np.array(saved.order, dtype=np.int64), ends=ends)
+        self.drawn = None
+        if not over and saved.order is not None:
+            ends = None if saved.ends is None else np.array(saved.ends, dtype=np.int64)
+            self.drawn = Drawn(indices=np.array(saved.order, dtype=np.int64), ends=ends)
 
 
 def load_speeds(tracker: Tracker, load: dict[str, Any]) -> None:

@@ -349,24 +349,21 @@ class Tracker:
             self._sample_times.observe(now.share if now.passes == 1 else None, now.share.loads, self.lags, reports)
         if reports.largest_size.tolist() != self.limits.latest and self.limits.report_all(reports.largest_size):
             self.problem = self.limits.stretched(self.problem)
-            self._warn_of_too_little_room()
+            room, batch = self.limits.room(range(self.workers.count)), self.problem.global_batch_size
+            if room < batch and not self._warned and self.workers.rank == 0:
+                self._warned = True  # Without servers, the workers compute the global batch whatever they hold.
+                warnings.warn(
+                    f"the workers' memory is known to hold {room} samples together, fewer than the global batch of"
+                    f" {batch}, so larger batches than that are tried: if a worker runs out of memory, lower the global"
+                    " batch size",
+                    stacklevel=2,
+                )
         if now is not None and now.paused is not None:
             if self._keeps:
                 ended = self.clock() if self._entered is None else self._entered
                 self.recorder.record(now.event(reports, self.workers.rank, ended))
             if self.summary is not None:
                 self.summary.take(now, reports, outside)
-
-    def _warn_of_too_little_room(self) -> None:
-        """Warn once: without servers, the workers compute the global batch whatever their memory is known to hold."""
-        room, batch = self.limits.room(range(self.workers.count)), self.problem.global_batch_size
-        if room < batch and not self._warned and self.workers.rank == 0:
-            self._warned = True
-            warnings.warn(
-                f"the workers' memory is known to hold {room} samples together, fewer than the global batch of {batch},"
-                " so larger batches than that are tried: if a worker runs out of memory, lower the global batch size",
-                stacklevel=2,
-            )
 
     def record_served(self, done: Iteration, row: list[int], told: "Grant") -> None:
         """Record a finished iteration, with what the servers reported of its push."""

@@ -32,7 +32,10 @@ class BatchMaker:
         self.by_rows: Final = collate is default_collate
         self.collated: Final = _default_collate() if self.by_rows else collate
         self._collate = collate
-        self._of_tensors = self.by_rows and _is_of_tensors(dataset)
+        inner: Any = dataset
+        while type(inner) is Subset:
+            inner = inner.dataset
+        self._of_tensors = self.by_rows and type(inner) is TensorDataset
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BatchMaker, (self.dataset, self._collate)
@@ -106,10 +109,3 @@ def _whole_numbers(batch: Any, **_: object) -> torch.Tensor:
 
 _QUICKER: Final = {int: (collate_int_fn, _whole_numbers), torch.Tensor: (collate_tensor_fn, _stacked)}
 """Faster equals of some of default_collate's functions, by type."""
-
-
-def _is_of_tensors(dataset: Any) -> bool:
-    """True if its samples are rows of tensors."""
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    return type(dataset) is TensorDataset

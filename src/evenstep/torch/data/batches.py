@@ -8,7 +8,7 @@ import torch
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
 from evenstep.torch.data.loop import BatchLoop
-from evenstep.torch.data.metrics import Value, mean_over_workers
+from evenstep.torch.processes.workers import Value, mean_over_workers
 
 
 @final
@@ -33,16 +33,7 @@ class LoaderStatistics:
 
 
 class Batches(BatchLoop):
-    """Iterates over this worker's batches; every worker takes the same number of iterations.
-
-    Each sample of an epoch counts exactly once over all workers. The size of a batch is decided right before it is
-    handed out.
-    """
-
-    @property
-    def session(self) -> Any:
-        """The session that this loader belongs to: a `Session`, or an `ElasticSession`."""
-        return self._session
+    """A loop over this worker's batches, and what its script does besides iterating."""
 
     def statistics(self) -> LoaderStatistics:
         """The counts of this worker's loader so far."""
@@ -69,13 +60,13 @@ class Batches(BatchLoop):
         Raises:
             CheckpointError: A checkpoint that was saved asynchronously could not be written.
         """
-        self._session.close()
+        self.session.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._session.__exit__(*exception)
+        self.session.__exit__(*exception)
 
     def weigh_by(self, count: float) -> None:
         """Weigh this batch by its part of all workers' units (tokens, pixels, class weights), instead of samples.

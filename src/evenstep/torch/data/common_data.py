@@ -3,8 +3,8 @@
 import multiprocessing
 import pickle
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,24 +15,6 @@ from evenstep.torch.data.randomness import seed_generators, seeded_randomness
 from evenstep.torch.data.sampling import Positions
 from evenstep.torch.data.shards import ShardedDataset
 from evenstep.torch.engines.traces import tensors_of
-from evenstep.worker.agreement import Exchange
-from evenstep.worker.common_data import require_alike
-
-_ADVICE: Final = (
-    'give all workers the same dataset; or, for data that stay with their workers, partition="private";'
-    ' or partition="common" if the datasets are the same'
-)
-
-
-def require_common(
-    loader: DataLoader[Any], records: Sequence[Mapping[str, Any]], exchange: Exchange, rank: int
-) -> None:
-    """Check that all workers have the same dataset, by the checksums of `samples` in their records.
-
-    All workers must call it together. Errors as for `require_alike`.
-    """
-    checksums = [record["samples"] for record in records]
-    require_alike(checksums, exchange, rank, again=lambda: checksum_of(loader), advice=_ADVICE)
 
 
 def checksum_of(loader: DataLoader[Any]) -> int:
@@ -49,7 +31,10 @@ def checksum_of(loader: DataLoader[Any]) -> int:
         return zlib.crc32(repr(dataset.lengths).encode())
     try:
         length, processes = len(dataset), min(loader.num_workers, 1)  # type: ignore[arg-type]
-        if processes and _start_method(loader) != "fork":  # Starting another process takes seconds.
+        # A script that has not chosen a start method may still do so later.
+        context: Any = loader.multiprocessing_context or multiprocessing
+        method = context.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+        if processes and method != "fork":  # Starting another process takes seconds.
             dataset, processes = pickle.loads(pickle.dumps(dataset)), 0
         samples = DataLoader(
             dataset,
@@ -66,12 +51,6 @@ def checksum_of(loader: DataLoader[Any]) -> int:
     except Exception:  # If it is an error of the dataset, training meets it again.
         return 0
     return int(found)
-
-
-def _start_method(loader: DataLoader[Any]) -> str:
-    """The start method of the loader's data workers. A script that has not chosen one may still do so later."""
-    context: Any = loader.multiprocessing_context or multiprocessing
-    return context.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
 def checksum_of_samples(samples: Any) -> int:

@@ -1,27 +1,25 @@
 """A loader's progress: its epochs, the order of their samples, the current iteration, and the state to save."""
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast, final
+from typing import TYPE_CHECKING, Any, Final, cast, final
+
+from torch.utils.data import DataLoader
 
 from evenstep.core.disagreement import Field, require_agreement
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Drawn, Ledger
 from evenstep.core.shown import shown
-from evenstep.torch.data.order import order_of
+from evenstep.torch.data.order import EpochOrder, order_of
 from evenstep.torch.engines.engine import Engine
 from evenstep.torch.processes.workers import exchange
 from evenstep.worker.loader_state import LoaderState, Progress, load_speeds
 from evenstep.worker.tracker import Tracker
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch.utils.data import DataLoader
-
-    from evenstep.core.values import IntArray
     from evenstep.torch.agree import Terms
-    from evenstep.torch.data.order import EpochOrder
+    from evenstep.torch.data.own_data import OwnEpochs
 
 _MUST_AGREE: Final = {
     "length": Field(phrase="an epoch of {} samples", then="change the loader on every worker alike"),
@@ -43,11 +41,11 @@ class Epochs:
         drawn: The samples of the last epoch that began; None before.
     """
 
-    def __init__(self, terms: "Terms", source: "DataLoader[Any]", engine: Engine, at: Progress) -> None:
+    def __init__(self, terms: "Terms", source: DataLoader[Any], engine: Engine, at: Progress) -> None:
         self.at = at
         self._source = source
         self._engine = engine
-        self.order: EpochOrder = terms.order
+        self.order = terms.order
         self.global_batch_size = terms.global_batch_size
         self.drawn: Drawn | None = None
         self._even = terms.even
@@ -60,12 +58,8 @@ class Epochs:
             at.set_next(self._sampler_epoch)
         self._ledger(self.order, self.global_batch_size, 0)
 
-    @property
-    def _length(self) -> int:
+    def _length_of(self, order: EpochOrder) -> int:
         """Samples in an epoch, over all workers."""
-        return self._length_of(self.order)
-
-    def _length_of(self, order: "EpochOrder") -> int:
         return order.length if self._lengths is None else sum(self._lengths)
 
     def iterations(self, parts: int = 1) -> int:
@@ -109,14 +103,14 @@ class Epochs:
         self.drawn = drawn
         return drawn, self._ledger(self.order, self.global_batch_size, self.at.done)
 
-    def _present(self) -> tuple["EpochOrder", int]:
+    def _present(self) -> tuple[EpochOrder, int]:
         """The order and the global batch size of the loader as it is now."""
         workers = self._engine.workers
         order = replace(order_of(self._source, workers, self.order.seed), seed=self.order.seed)
         before, now = (each.sampling.global_batch_size(workers.count) for each in (self.order, order))
         return order, now if now is not None and before == self.global_batch_size else self.global_batch_size
 
-    def _exchange(self, record: "Mapping[str, Any]") -> list[dict[str, Any]]:
+    def _exchange(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         with self._engine.meeting():
             return exchange(self._engine.workers, record)
 
@@ -136,7 +130,7 @@ class Epochs:
             self._engine.tracker.set_global_batch_size(size)
         self.order, self.global_batch_size = order, size
 
-    def _ledger(self, order: "EpochOrder", global_batch_size: int, iteration: int) -> Ledger:
+    def _ledger(self, order: EpochOrder, global_batch_size: int, iteration: int) -> Ledger:
         ends = None if self.drawn is None else self.drawn.ends
         return Ledger(
             length=self._length_of(order) if ends is None else int(ends[-1]),
@@ -155,10 +149,10 @@ class Epochs:
             epoch=self.at.epoch,
             iteration=done,
             looping=self.at.looping,
-            length=self._length,
+            length=self._length_of(self.order),
             lengths=self._lengths,
             global_batch_size=self.global_batch_size,
-            order=None if drawn is None else cast("IntArray", drawn.indices).tolist(),
+            order=None if drawn is None else cast("Any", drawn.indices).tolist(),
             ends=None if drawn is None or drawn.ends is None else drawn.ends.tolist(),
             load=tracker.state_dict(),
         )
@@ -175,21 +169,16 @@ class Epochs:
                 f"this loader state is of {_described(saved.lengths)} but the run has {_described(self._lengths)}:"
                 " resume with the partition, the workers and the datasets that it was taken on"
             )
-        if saved.taken is not None or saved.length != self._length:
+        if saved.taken is not None or saved.length != self._length_of(self.order):
             raise ConfigError(
-                f"this loader state is of {saved.length} samples but the dataset gives {self._length}:"
+                f"this loader state is of {saved.length} samples but the dataset gives {self._length_of(self.order)}:"
                 " resume with the dataset that it was taken on"
             )
         adopt(self, saved, tracker)
         self.at.restore(saved, self.iterations() if saved.ends is None else len(saved.ends))
 
 
-class _Adopts(Protocol):
-    order: "EpochOrder"
-    global_batch_size: int
-
-
-def adopt(epochs: _Adopts, saved: LoaderState, tracker: Tracker) -> None:
+def adopt(epochs: "Epochs | OwnEpochs", saved: LoaderState, tracker: Tracker) -> None:
     """Continue with the global batch size and the seed of a state, with a warning if they are others, and its speeds.
 
     Raises:

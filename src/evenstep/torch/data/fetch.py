@@ -22,7 +22,7 @@ class Requests:
 
     def __init__(self) -> None:
         self.issued: deque[Request | None] = deque()
-        self._ask: Callable[[], _Task | None] = _nothing
+        self._ask: Callable[[], _Task | None] = lambda: None
 
     def begin(self, shares: Shares, order: Indices, *, limit: int | None, by_rows: bool) -> None:
         """From now on, request the samples of these shares, at most `limit` at a time; `by_rows` as in `BatchMaker`."""
@@ -39,7 +39,7 @@ class Requests:
 
     def end(self) -> None:
         """Request nothing more."""
-        self._ask = _nothing
+        self._ask = lambda: None
 
     def __iter__(self) -> Iterator[Any]:
         while True:
@@ -48,10 +48,6 @@ class Requests:
 
 _Task: TypeAlias = tuple[list[int], bool]
 """The indices that a data worker fetches, and whether it collates the samples."""
-
-
-def _nothing() -> None:
-    """Stands for "nothing left to request"."""
 
 
 @final
@@ -157,28 +153,26 @@ class ProcessFetcher:
 
 
 def inner_loader(
-    source: DataLoader[Any], maker: BatchMaker, requests: Requests, randomness: torch.Generator
+    source: DataLoader[Any], dataset: Dataset[Any], randomness: torch.Generator, **how: Any
 ) -> DataLoader[Any]:
-    """Make a DataLoader with the user's worker settings that fetches what `requests` yields.
+    """Make a DataLoader over this dataset with the user's worker settings, and `how` it makes batches.
 
     Its data workers are seeded from `randomness`, so the script's generator does not advance.
     """
     return DataLoader(
-        WorkerDataset(maker),
-        batch_sampler=requests,
+        dataset,
         num_workers=source.num_workers,
-        collate_fn=_as_made,
         pin_memory=pins(source),
         timeout=source.timeout,
         worker_init_fn=source.worker_init_fn,
         multiprocessing_context=source.multiprocessing_context,
         prefetch_factor=source.prefetch_factor,
-        persistent_workers=source.persistent_workers,
         generator=randomness,
+        **how,
     )
 
 
-def _as_made(batch: Any) -> Any:
+def as_made(batch: Any) -> Any:
     """Return the batch, which is already collated."""
     return batch
 

@@ -15,7 +15,7 @@ from evenstep.core.samples import Drawn, EpochCosts, Ledger, OwnShares, Share, S
 from evenstep.core.values import UNLIMITED, require_whole
 from evenstep.torch.data.common_data import checksum_of_batch
 from evenstep.torch.data.epochs import Epochs
-from evenstep.torch.data.own_epochs import OwnEpochs
+from evenstep.torch.data.own_data import OwnEpochs
 from evenstep.torch.engines.engine import Engine
 from evenstep.torch.engines.traces import Traces
 from evenstep.worker.hand_outs import HandedOut, Origin
@@ -53,6 +53,9 @@ class BatchLoop(ABC):
     """Hands out this worker's batches, in epochs, and follows where the script is.
 
     Attributes:
+        session: The session that this loader belongs to: a `Session`, or an `ElasticSession`.
+        source: The user's loader.
+        newest: The `Share` of the last batch or micro-batch handed out, which may be fetched ahead; None before any.
         surveyed: Whether `evenstep plan` measures the workers here; nothing should be saved or restored then.
         cost: The costs of the samples, as the user gave them; None if all samples cost the same.
     """
@@ -62,15 +65,15 @@ class BatchLoop(ABC):
     ) -> None:
         self.cost = cost
         self.surveyed = False
-        self._session = session
-        self._source = source
+        self.session = session
+        self.source = source
         self._origin = Origin(number)  # A reference to the loader itself would keep its data workers alive.
         self._bound: Bound | None = None
         self._at = Progress()
         self._loops = 0
         self._misses = 0
         self._handed_out = 0
-        self._newest: Share | None = None
+        self.newest: Share | None = None
         self._traces: Traces | None = None
         self._left = False
 
@@ -80,7 +83,7 @@ class BatchLoop(ABC):
         Raises:
             ConfigError: No iteration is possible.
         """
-        self._source = source
+        self.source = source
         self._bound = bound
         self.surveyed = bound.surveyed
         terms, engine = bound.terms, bound.engine
@@ -101,11 +104,6 @@ class BatchLoop(ABC):
         return self._origin.number
 
     @property
-    def source(self) -> DataLoader[Any]:
-        """The user's loader."""
-        return self._source
-
-    @property
     def engine(self) -> Engine:
         """Keeps this worker in step with the others; for evenstep's own use. Starts the session."""
         return self._started.engine
@@ -113,7 +111,7 @@ class BatchLoop(ABC):
     @property
     def _started(self) -> Bound:
         if self._bound is None:
-            self._session.start_with(self)
+            self.session.start_with(self)
         assert self._bound is not None
         return self._bound
 
@@ -124,7 +122,7 @@ class BatchLoop(ABC):
     @property
     def global_batch_size(self) -> int:
         """Samples in one iteration, over all workers."""
-        return self._epochs.global_batch_size if self._bound else self._session.expected_batch_size(self._source)
+        return self._epochs.global_batch_size if self._bound else self.session.expected_batch_size(self.source)
 
     @property
     def scheme(self) -> str:
@@ -169,7 +167,7 @@ class BatchLoop(ABC):
     @property
     def epoch(self) -> int:
         """The epoch of the current loop; between loops, the epoch of the next."""
-        self._session.follow(self)
+        self.session.follow(self)
         if self._at.looping or (self._peeked and not self._at.chosen):
             return self._at.epoch
         return self._at.next_epoch
@@ -200,26 +198,21 @@ class BatchLoop(ABC):
         """
         if self._draws_own:
             raise TypeError("a loader of each worker's own data has no length: it depends on the workers' speeds")
-        batches = self._session.batches_in_iteration
+        batches = self.session.batches_in_iteration
         return min(self.iterations(batches), self.iterations() * batches)
 
     @property
     def _draws_own(self) -> bool:
         """True if each worker draws from data of its own, as many samples as its size says."""
         if self._bound is None:
-            return self._session.draws_own(self._source)
+            return self.session.draws_own(self.source)
         return self._bound.terms.own is not None
 
     def iterations(self, parts: int = 1) -> int:
         """Like `len` for iterations cut into `parts`, but also for an epoch that never ends; for evenstep's own use."""
         if self._bound is None:
-            return self._session.expected_length(self._source, parts)
+            return self.session.expected_length(self.source, parts)
         return self._epochs.iterations(parts)
-
-    @property
-    def newest(self) -> Share | None:
-        """The `Share` of the last batch or micro-batch handed out, which may be fetched ahead; None before any."""
-        return self._newest
 
     def start_at(self, iteration: int) -> None:
         """Make the next loop begin at this iteration of its epoch, as if those before it had been computed.
@@ -252,8 +245,6 @@ class BatchLoop(ABC):
         """Release the data workers, if there are any; called by the session."""
         self._let_go()
 
-    # The loop.
-
     def __iter__(self) -> Iterator[Any]:
         self._require_current(self._loops)
         self._loops += 1
@@ -270,7 +261,7 @@ class BatchLoop(ABC):
                         shares.advance()
                         self._at.done = ledger.iteration
                     self._handed_out += piece.last
-                    self._newest, self._origin.computed = piece, bool(self._origin.computed)
+                    self.newest, self._origin.computed = piece, bool(self._origin.computed)
                     self._traces = Traces(batch, len(piece.positions), self._traces)
                     engine.hand_out(
                         HandedOut(
@@ -286,7 +277,7 @@ class BatchLoop(ABC):
                     )
                     yield batch
                     del batch  # The next batch can reuse its memory, unless the script keeps it.
-                    if loop != self._loops or self._session.closed:
+                    if loop != self._loops or self.session.closed:
                         self._require_current(loop)
                     engine.enter_loader()
                 shares.replan()
@@ -304,7 +295,7 @@ class BatchLoop(ABC):
         self._let_go()
 
     def _require_current(self, loop: int) -> None:
-        if self._session.closed:
+        if self.session.closed:
             raise ConfigError(CLOSED)
         if loop != self._loops:
             raise ConfigError(
@@ -346,8 +337,6 @@ class BatchLoop(ABC):
     def _let_go(self) -> None:
         """Request nothing more of data workers in this epoch."""
 
-    # The state.
-
     def state_dict(self) -> dict[str, Any]:
         """The state of the run at this point of the loop; it resumes within an epoch, on any number of workers.
 
@@ -382,9 +371,7 @@ class BatchLoop(ABC):
         """
         saved, tracker = read_state(state), self._tracker
         if self._at.looping:
-            self._loops += (
-                1  # The script has to leave the loop that it is in: its next batch would be of the old epoch.
-            )
+            self._loops += 1  # The script has to leave its loop, whose next batch would be of the old epoch.
             self._leave()
         self._epochs.restore(saved, tracker)
         self.engine.start_over()

@@ -95,22 +95,19 @@ class EpochOrder:
         if self.sampler is not None:
             return self._drawn(epoch, workers, exchange)
         if self.pieces is not None:
-            return Drawn(indices=self._in_pieces(epoch, self.pieces))
+            count, replacement = self.dataset_length, self.pieces.replacement
+
+            def piece(number: int) -> torch.Tensor:
+                generator = torch.Generator().manual_seed(mixed(self.seed, epoch, number))
+                if replacement:
+                    return torch.randint(count, (_PIECE,), generator=generator)
+                return torch.randperm(count, generator=generator)
+
+            return Drawn(indices=PiecewiseIndices(piece, _PIECE if replacement else count))
         if not self.shuffle:
             return Drawn(indices=InOrder())
-        shuffled = torch.randperm(self.dataset_length, generator=_generator(self.seed + epoch))
+        shuffled = torch.randperm(self.dataset_length, generator=torch.Generator().manual_seed(self.seed + epoch))
         return Drawn(indices=np.asarray(shuffled[: self.length].numpy(), dtype=np.int64))
-
-    def _in_pieces(self, epoch: int, sampler: RandomSampler) -> PiecewiseIndices:
-        count = self.dataset_length
-
-        def piece(number: int) -> torch.Tensor:
-            generator = _generator(mixed(self.seed, epoch, number))
-            if sampler.replacement:
-                return torch.randint(count, (_PIECE,), generator=generator)
-            return torch.randperm(count, generator=generator)
-
-        return PiecewiseIndices(piece, _PIECE if sampler.replacement else count)
 
     def _drawn(self, epoch: int, workers: Workers, exchange: Exchange) -> Drawn:
         # Without a group, every worker draws from the same seed.
@@ -182,12 +179,6 @@ def _of_first(mine: IntArray, count: int, workers: Workers) -> IntArray:
     values = torch.from_numpy(mine) if workers.rank == 0 else torch.zeros(count, dtype=torch.int64)
     dist.broadcast(values, group_src=0, group=workers.host_group)
     return cast("IntArray", values.numpy())
-
-
-def _generator(seed: int) -> torch.Generator:
-    generator = torch.Generator()
-    generator.manual_seed(seed)
-    return generator
 
 
 def order_of(loader: DataLoader[Any], workers: Workers, seed: int) -> EpochOrder:

@@ -13,7 +13,13 @@ import torch
 
 def joined(pieces: list[tuple[Any, int]]) -> Any:
     """Join rows of default-collated chunks, given as (chunk, row), into one default-collated batch."""
-    return _joined(_runs(pieces))
+    runs: list[tuple[Any, list[int]]] = []
+    for chunk, row in pieces:
+        if runs and runs[-1][0] is chunk:
+            runs[-1][1].append(row)
+        else:
+            runs.append((chunk, [row]))
+    return _joined(runs)
 
 
 def pack(samples: list[Any]) -> bytes:
@@ -97,17 +103,6 @@ _ARRAYS: Final = frozenset(
         *(torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128),
     }
 )
-
-
-def _runs(pieces: list[tuple[Any, int]]) -> list[tuple[Any, list[int]]]:
-    """Merge neighbouring pieces of the same chunk: (chunk, rows)."""
-    runs: list[tuple[Any, list[int]]] = []
-    for chunk, row in pieces:
-        if runs and runs[-1][0] is chunk:
-            runs[-1][1].append(row)
-        else:
-            runs.append((chunk, [row]))
-    return runs
 
 
 def _joined(runs: list[tuple[Any, list[int]]]) -> Any:

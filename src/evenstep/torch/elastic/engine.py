@@ -1,18 +1,20 @@
-"""The engine of a replica: whose members it has, and which slices of the epoch they have computed together."""
+"""The engine of a replica: its members, the slices that they have computed together, and its record of both."""
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final, final
+from typing import Any, Final, final
 
 import torch
+from msgspec import structs
 
 from evenstep.core.load.limits import SizeLimits
 from evenstep.core.load.members import Members
 from evenstep.core.samples import Ledger, Lookahead, Request, Share, Shares
-from evenstep.telemetry.events import NotCounted
+from evenstep.telemetry import JsonlRecorder, Silent
+from evenstep.telemetry.events import ELASTIC, Event, MembersChanged, NotCounted, Planned, Run, WorkerEvent
 from evenstep.torch.agree import Terms
 from evenstep.torch.elastic.quorum import BrokenQuorumError, Quorum
 from evenstep.torch.engines.engine import Engine
@@ -66,8 +68,6 @@ class ElasticEngine(Engine):
         self._settle = settle
         self._iterations = iterations
         self._rows = Rows(tracker.meter, partial(gather, workers.processes), workers.peers)
-
-    # The members.
 
     def meets(self, epoch: int) -> bool:
         """Meet the other members for the next step; False if this epoch is over, of which others may have told.
@@ -133,8 +133,6 @@ class ElasticEngine(Engine):
         self.uncounted, tracker.meter.received = last.share.iteration + 1 - self.at[1], None
         tracker.recorder.record(NotCounted(worker=self.workers.rank, iteration=self.number, at=tracker.clock()))
         return False
-
-    # The loader's side.
 
     def _shares_of(self, ledger: Ledger, *, epoch: int, depth: int) -> Shares:
         self.at = max(self.at, (epoch, ledger.iteration))
@@ -207,3 +205,44 @@ class _QuorumShares:
 
     def request(self, limit: int | None, *, whole: bool = False) -> Request | None:
         return None if self._inner is None else self._inner.request(limit, whole=whole)
+
+
+@final
+class ReplicaRecorder:
+    """Records the events of the replica in this `slot` of so many `slots` of its host.
+
+    The rank of a replica, and of those in its plans, is another one after each change of the members.
+    """
+
+    def __init__(self, recorder: JsonlRecorder | Silent, slot: int, slots: int) -> None:
+        self._recorder = recorder
+        self._slot, self._slots = slot, slots
+        self._here: dict[int, int] = {}  # The slots of the members on this host, by rank.
+        self._begun = False
+
+    def record(self, event: Event) -> None:
+        """Append the event."""
+        if isinstance(event, WorkerEvent):
+            event = structs.replace(event, worker=self._slot)
+        if isinstance(event, Planned):
+            sizes = {slot: event.batch_sizes[rank] for rank, slot in self._here.items()}
+            event = structs.replace(event, batch_sizes=[sizes.get(slot, 0) for slot in range(self._slots)])
+        self._recorder.record(event)
+
+    def members(self, told: Sequence[Mapping[str, Any]], rank: int, run: Run, iteration: int) -> None:
+        """The members, by rank, have told their `slot` and `host`; `run` is the first event, unless it is written."""
+        self._here = {each: one["slot"] for each, one in enumerate(told) if one["host"] == told[rank]["host"]}
+        if not self._begun:
+            self.record(structs.replace(run, engine=ELASTIC, workers=self._slots, minimum=(), maximum=()))
+            self._begun = True
+        if rank == min(self._here):
+            here, elsewhere = sorted(self._here.values()), len(told) - len(self._here)
+            self.record(
+                MembersChanged(
+                    worker=self._slot, iteration=iteration, at=run.at or 0.0, members=here, elsewhere=elsewhere
+                )
+            )
+
+    def close(self) -> None:
+        """No more events follow."""
+        self._recorder.close()

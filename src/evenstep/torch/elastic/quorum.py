@@ -244,12 +244,12 @@ class Quorum:
         """
         self.arrive()
         if self.broken:
-            return _nothing
+            return lambda: None
         try:
             work = self._manager._pg.allreduce([tensor], ReduceOp.SUM)
         except Exception as error:  # As torchft does: whatever has failed, the step does not count.
             self._manager.report_error(error)
-            return _nothing
+            return lambda: None
 
         def wait() -> None:
             try:
@@ -294,7 +294,3 @@ class Quorum:
             self._known = -1
             self._manager._pg.abort()
         return counts
-
-
-def _nothing() -> None:
-    """There is nothing to wait for."""

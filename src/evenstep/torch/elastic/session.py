@@ -36,12 +36,10 @@ from evenstep.torch.data.common_data import checksum_of
 from evenstep.torch.data.loader import PreparedLoader
 from evenstep.torch.data.loop import BatchLoop, Bound
 from evenstep.torch.data.sampling import Sampling
-from evenstep.torch.elastic.engine import ElasticEngine
+from evenstep.torch.elastic.engine import ElasticEngine, ReplicaRecorder
 from evenstep.torch.elastic.local import LocalReplica
-from evenstep.torch.elastic.model import sum_parts, summing, whole
 from evenstep.torch.elastic.quorum import BrokenQuorumError, Quorum
-from evenstep.torch.elastic.record import ReplicaRecorder
-from evenstep.torch.elastic.summed import SummingReplica
+from evenstep.torch.elastic.summed import SummingReplica, sum_parts, summing, whole
 from evenstep.torch.engines.engine import NO_BATCH
 from evenstep.torch.failure import install_hook
 from evenstep.torch.model import PreparedModel, device_of, forget
@@ -132,8 +130,6 @@ class ElasticSession:
         self.closed = False
         manager.register_state_dict_fn(_KEY, self._receive, self._save)
 
-    # The script's objects.
-
     def model(self, model: torch.nn.Module) -> Any:
         """Return the model in a DistributedDataParallel that sums gradients over the members; there may be several.
 
@@ -223,8 +219,6 @@ class ElasticSession:
     def counted(self) -> bool:
         """True if the last step or the last period counted; False before the first."""
         return self._engine is not None and self._engine.counted
-
-    # The loader's side.
 
     def start_with(self, loader: BatchLoop) -> None:
         """Bind the loader, on the terms of this replica alone; the members agree when they meet."""
@@ -327,8 +321,6 @@ class ElasticSession:
             launched=msgspec.structs.replace(self._launched, slow=(), emulate=None),
         )
 
-    # The state.
-
     def _receive(self, state: dict[str, Any]) -> None:
         self._arrived = state
 
@@ -380,11 +372,7 @@ class ElasticSession:
 
 
 def _inside_of(manager: Manager, request: RunRequest, scheme: Scheme) -> Workers:
-    """This process in its replica.
-
-    Raises:
-        ConfigError: The replica has several processes, and not what these need; or it has one, and a mesh.
-    """
+    """This process in its replica."""
     count, mesh = manager._group_world_size, request.mesh
     if count == 1 and mesh is None and not request.data_dims:
         return Workers(rank=0, count=1, host=socket.gethostname(), timeout_seconds=request.timeout)

@@ -13,7 +13,6 @@ from typing import Final, final
 from evenstep.launch.c10d import Store
 from evenstep.launch.server_settings import ServerSettings
 from evenstep.launch.servers import Servers
-from evenstep.telemetry.events import ServerFailed, ServersLost, ServersRestarted
 from evenstep.telemetry.say import say
 from evenstep.torch.failure import when_failing
 
@@ -48,7 +47,7 @@ class Hosting:
         self._present: Mapping[str, object] = {}
         """The latest report about the workers at the servers."""
         self._told = threading.Event()
-        self.servers = Servers(settings, _say, self._take_in)
+        self.servers = Servers(settings, lambda event: say(event.text), self._take_in)
         self._outlived = outlived
         self._store = store
         self._scratch = scratch
@@ -127,7 +126,3 @@ class Hosting:
         if event.get("event") == "present":
             self._present = event
             self._told.set()
-
-
-def _say(event: ServersRestarted | ServersLost | ServerFailed) -> None:
-    say(event.text)

@@ -97,7 +97,13 @@ def join_servers(
             " same scheme"
         )
     if launched.servers:
-        _require_first(addresses)
+        joined = f"{os.getpid()} {addresses}"
+        if os.environ.get(_JOINED) == joined:
+            raise ConfigError(
+                "this script calls prepare a second time, but the launcher's servers serve one run: start the script"
+                " once for each, or leave the scheme out of evenstep run's options and name it in prepare alone"
+            )
+        os.environ[_JOINED] = joined
     link = ServerLink(
         rank,
         lambda shard: connect(addresses[shard], secret=bytes.fromhex(secret)),
@@ -150,17 +156,6 @@ def join_group(joined: JoinedServers, scheme: Scheme, hosts: Sequence[str]) -> N
     if own:
         addresses = tuple(records[own[0]]["addresses"])
         link.move(lambda _: connect(addresses, secret=bytes.fromhex(joined.secret)))
-
-
-def _require_first(addresses: _Addresses) -> None:
-    """Refuse a process that has joined the launcher's servers before, since they serve only one run."""
-    joined = f"{os.getpid()} {addresses}"
-    if os.environ.get(_JOINED) == joined:
-        raise ConfigError(
-            "this script calls prepare a second time, but the launcher's servers serve one run: start the script once"
-            " for each, or leave the scheme out of evenstep run's options and name it in prepare alone"
-        )
-    os.environ[_JOINED] = joined
 
 
 def meet_in_store(
@@ -227,11 +222,7 @@ def _await(store: Store, key: str, timeout_seconds: float) -> str:
 def _host(
     settings: ServerSettings, run_dir: Path | None, host: str, secret: str | None, store: Store | None
 ) -> Hosting:
-    """Start the servers as children of this process.
-
-    Raises:
-        ConfigError: The servers could not be started, or the run directory holds another run's snapshots.
-    """
+    """Start the servers as children of this process."""
     kept, resume = False, settings.resume
     if run_dir is not None:  # The servers report what they leave out.
         kept = Snapshots(settings.snapshots, settings.count).latest(lambda _: None) is not None

@@ -1,12 +1,13 @@
 """Joins the other workers in process groups, under schemes without servers."""
 
 import atexit
+import gc
 import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -19,7 +20,6 @@ from evenstep.launch.c10d import Store
 from evenstep.launch.connections import connections
 from evenstep.launch.meeting_place import meet
 from evenstep.launch.store_line import bounded, keeper_of
-from evenstep.torch.processes import forks  # noqa: F401 (what it keeps from forks is made here)
 from evenstep.torch.processes.workers import Workers, new_group, place_of
 
 NAMING_SECONDS: Final = 2.0
@@ -31,6 +31,11 @@ _LAST_SECONDS: Final = 0.05
 A thread that needs the interpreter for that when it has ended kills the process: `terminate called without an active
 exception` (Python before 3.14).
 """
+
+# A forked process, such as a data worker, never collects what existed before it. That may hold the connections of a
+# closed run, in a cycle. Gloo closes a connection with its threads, which a fork does not have, and on the parent's
+# descriptors: collecting in the child would hang forever, or end the parent.
+os.register_at_fork(before=gc.freeze, after_in_parent=gc.unfreeze)
 
 _Groups: TypeAlias = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
 
@@ -60,7 +65,9 @@ def join_workers(
     if count == 1 and dist.is_initialized():
         return alone
     place = {"host": host, "machine": _machine(), "pid": os.getpid()}
-    own = {**asked, "device": device.type, "backend": _backend_of(device), **place}
+    own = {**asked, "device": device.type, "backend": "", **place}
+    with suppress(ValueError):  # There is no default backend of this device type.
+        own["backend"] = dist.get_default_backend_for_device(device)
     name = "" if process_group is None or process_group is dist.group.WORLD else process_group.group_name
     store, told = meet(rank, count, timeout_seconds, asked=own, group=name)
     devices, backends = [str(each["device"]) for each in told], [str(each["backend"]) for each in told]
@@ -68,7 +75,17 @@ def join_workers(
     # The survivors need time to name the missing worker within the user's timeout.
     limit = timedelta(seconds=max(timeout_seconds - NAMING_SECONDS, timeout_seconds / 2))
     given = None if len(set(backends)) > 1 else process_group
-    make = partial(_groups, backend, store, rank, count, limit, given=given, among=process_group)
+
+    def make() -> _Groups:
+        """The groups of hosts and of devices, the latter the script's own if it gave one."""
+        if not dist.is_initialized():
+            dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=limit)
+        if count == 1:
+            return None, None
+        ranks, seconds = dist.get_process_group_ranks(process_group), limit.total_seconds()
+        host_group = new_group([ranks], GLOO, seconds)
+        return host_group, given or (host_group if backend == GLOO else new_group([ranks], backend, seconds))
+
     before = connections().keys()
     host_group, device_group = _connect(make, device, store, count, limit)
     if count == 1:
@@ -102,34 +119,6 @@ def _machine() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text() + str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         return socket.gethostname()
-
-
-def _backend_of(device: torch.device) -> str:
-    """The default backend of this device type; empty if there is none."""
-    try:
-        return dist.get_default_backend_for_device(device)
-    except ValueError:
-        return ""
-
-
-def _groups(
-    backend: str,
-    store: Store,
-    rank: int,
-    count: int,
-    limit: timedelta,
-    *,
-    among: dist.ProcessGroup | None,
-    given: dist.ProcessGroup | None,
-) -> _Groups:
-    """The groups of hosts and of devices with the members of `among`; the device group is `given`, if there is one."""
-    if not dist.is_initialized():
-        dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=limit)
-    if count == 1:
-        return None, None
-    ranks, seconds = dist.get_process_group_ranks(among), limit.total_seconds()
-    host_group = new_group([ranks], GLOO, seconds)
-    return host_group, given or (host_group if backend == GLOO else new_group([ranks], backend, seconds))
 
 
 def _connect(make: Callable[[], _Groups], device: torch.device, store: Store, count: int, limit: timedelta) -> _Groups:

@@ -121,17 +121,16 @@ class Liveness:
     def lost(self, cause: Exception) -> WorkerLostError:
         """The error to raise after a collective failed with `cause`; takes a few beats, unless a data worker died."""
         with self._activity.waiting():
-            said = self._of_data_worker if of_data_worker(cause) else self._verdict or self._found()
+            if of_data_worker(cause):
+                said = (
+                    f"a data worker of worker {self._workers.rank} was killed, as a system does that is out of memory:"
+                    " give it fewer or smaller data workers (num_workers, prefetch_factor), then start again"
+                )
+            else:
+                said = self._verdict or self._found()
             text = self._workers.named(said)
             self.tell(text)
         return WorkerLostError(f"{text} ({reason(cause)})")
-
-    @property
-    def _of_data_worker(self) -> str:
-        return (
-            f"a data worker of worker {self._workers.rank} was killed, as a system does that is out of memory: give it"
-            " fewer or smaller data workers (num_workers, prefetch_factor), then start again"
-        )
 
     def _found(self) -> str:
         try:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, final
+from typing import Any, Final, Unpack, final
 
 import numpy as np
 
@@ -19,9 +19,10 @@ from evenstep.schemes import Scheme
 from evenstep.worker.activity import Activity
 from evenstep.worker.api.gather import AllGather, Gather
 from evenstep.worker.api.loop import Loop, seconds_of
-from evenstep.worker.api.setup import Asked
+from evenstep.worker.api.setup import Asked, ShareOptions
 from evenstep.worker.api.share import Share
-from evenstep.worker.iteration import Iteration, units_of
+from evenstep.worker.arguments import require_known
+from evenstep.worker.iteration import units_of
 from evenstep.worker.meter import COLUMNS, Rows
 from evenstep.worker.nonfinite import NonfiniteGuard
 
@@ -83,14 +84,10 @@ class Balancer(Loop):
         all_gather: AllGather | None = None,
         length: int,
         global_batch_size: int,
-        drop_last: bool = False,
-        shuffle: bool = True,
-        seed: int = 0,
-        smallest_batch: int = 1,
-        largest_batch: int | None = None,
         averages: bool = False,
-        run_dir: str | os.PathLike[str] | None = None,
+        **options: Unpack[ShareOptions],
     ) -> None:
+        require_known(options, ShareOptions.__annotations__, "Balancer")
         asked = Asked.of(
             LaunchSettings.from_environment(os.environ),
             partial(_check, averages=averages),
@@ -99,17 +96,12 @@ class Balancer(Loop):
             workers=workers,
             length=length,
             global_batch_size=global_batch_size,
-            drop_last=drop_last,
-            shuffle=shuffle,
-            seed=seed,
-            smallest_batch=smallest_batch,
-            largest_batch=largest_batch,
-            run_dir=run_dir,
+            **options,
         )
         worker = asked.worker
         if all_gather is None and asked.workers > 1:
             raise ConfigError(f"{asked.workers} workers need a way to each other: {_ALONE}")
-        self._gather = Gather(all_gather or _of_one, rank=asked.rank, workers=asked.workers)
+        self._gather = Gather(all_gather or (lambda row: [row]), rank=asked.rank, workers=asked.workers)
         agreed = asked.agree(self._gather.records)
         super().__init__(asked, agreed, worker, Activity())
         self._rows = Rows(self._tracker.meter, self._gather.records)
@@ -216,11 +208,7 @@ class Balancer(Loop):
                 return
             self._since_average[:] = 0
             now.paused = tracker.clock()
-        self._exchange(now)
-
-    def _exchange(self, now: Iteration) -> None:
-        """Tell the others how long compute took, and check that all workers are in the same iteration."""
-        tracker, weighed, own = self._tracker, self._weighed, np.float64(self._amount)
+        weighed, own = self._weighed, np.float64(self._amount)
         self._amount, self._weighed = 0.0, False
         bits = int(own.view(np.int64))  # Rows hold integers.
         with tracker.waiting():
@@ -229,18 +217,12 @@ class Balancer(Loop):
         now.synchronised_seconds = tracker.clock() - now.paused
         amounts = self._rows.check(rows)[:, 0].copy().view(np.float64)
         tracker.mark(Doing.COMPUTING)
-        if weighed:
-            self._settle(float(own), float(amounts.sum()))
-
-    def _settle(self, own: float, total: float) -> None:
-        """Weigh the share by units. If no worker counted any, it is as for a loss divided by max(count, 1)."""
-        assert self.share is not None
-        if self._period is None:
-            self.share = replace(self.share, weight=own / (total or 1.0) if self.share.weight else 0.0)
-        elif total:
-            self.share = replace(self.share, average=own / total)
-
-    # The epoch.
+        if weighed and self.share is not None:
+            units, total = float(own), float(amounts.sum())
+            if self._period is not None and total:
+                self.share = replace(self.share, average=units / total)
+            elif self._period is None:  # If no worker counted any, it is as for a loss divided by max(count, 1).
+                self.share = replace(self.share, weight=units / (total or 1.0) if self.share.weight else 0.0)
 
     def _enter(self) -> None:
         self._tracker.enter_loader()
@@ -250,14 +232,11 @@ class Balancer(Loop):
         self._planned = self._tracker.shares(ledger, epoch=self._at.epoch, depth=0)
         return self._planned
 
-    def _weight_of(self, part: Part) -> float:
-        return self._weigh(part) if self._period is None else float(part.samples > 0)
-
-    def _average_of(self, part: Part) -> float | None:
-        if self._period is None or not due_fragments(part, self._period):
-            return None
-        samples = self._since_average + part.sizes
-        return float(samples[self._worker.rank] / samples.sum())
+    def _weights_of(self, part: Part) -> tuple[float, float | None]:
+        if self._period is None:
+            return self._weigh(part), None
+        samples, due = self._since_average + part.sizes, due_fragments(part, self._period)
+        return float(part.samples > 0), float(samples[self._worker.rank] / samples.sum()) if due else None
 
     def _begin(self, part: Part) -> None:
         if self._due:
@@ -308,8 +287,3 @@ def _check(scheme: Scheme, *, averages: bool) -> Mapping[str, Any]:
             " for sizes that can be cut evenly"
         )
     return {}
-
-
-def _of_one(row: bytes) -> list[bytes]:
-    """The all-gather of a single worker."""
-    return [row]

@@ -4,11 +4,11 @@ import json
 import os
 import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, Unpack, final
+from typing import Any, Final, Unpack, final
 
 import msgspec
 
@@ -35,10 +35,6 @@ from evenstep.worker.servers.arrays import Array, ArrayParameters, layout_of
 from evenstep.worker.servers.exchange import Batch, ServedExchange
 from evenstep.worker.servers.link import ServerLink
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-_STATE = "give what a client's state_dict() returned"
 _LONGEST: Final = 200
 """Characters of the weights' shapes and of the options that workers compare word by word."""
 
@@ -113,7 +109,21 @@ class Client(Loop):
         )
         worker = asked.worker
         activity = Activity()
-        self._link = _link(asked.rank, addresses, secret, launched.timeout_seconds(timeout), activity)
+        seconds = launched.timeout_seconds(timeout)
+        secret = os.environ.get(SECRET_VARIABLE) if secret is None else secret
+        if not addresses or not secret:
+            raise ConfigError(
+                "there are no servers to join: start the script with evenstep run and a scheme on servers, such as"
+                " --scheme ssp, or give servers= and secret= of evenstep.start_servers"
+            )
+        key = read_secret(secret)
+        self._link = ServerLink(
+            asked.rank,
+            lambda shard: connect(addresses[shard], secret=key),
+            len(addresses),
+            timeout_seconds=seconds,
+            activity=activity,
+        )
         try:
             agreed = asked.agree(partial(self._meet, asked.workers))
             super().__init__(asked, agreed, worker, activity)
@@ -172,7 +182,7 @@ class Client(Loop):
         return self._optimizer.values
 
     @contextmanager
-    def compute(self) -> "Iterator[None]":
+    def compute(self) -> Iterator[None]:
         """Wrap this worker's own compute of a share, if the script does other things too before it pushes."""
         self._require_batch()
         self._stopwatch.drop()
@@ -218,8 +228,6 @@ class Client(Loop):
         super().close()
         self._link.close()
 
-    # The epoch.
-
     def _require_batch(self) -> Batch:
         self._require_unclosed()
         if self._batch is None:
@@ -237,8 +245,8 @@ class Client(Loop):
     def _shares(self, ledger: Ledger) -> Shares:
         return self._pass.start(self._at.epoch)
 
-    def _weight_of(self, part: Part) -> float:
-        return 1.0
+    def _weights_of(self, part: Part) -> tuple[float, None]:
+        return 1.0, None
 
     def _begin(self, part: Part) -> None:
         super()._begin(part)
@@ -248,8 +256,6 @@ class Client(Loop):
         super()._leave()
         self._batch = None
         self._pass.leave()
-
-    # The state.
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch, the basis of the sizes and the optimizer's state, one `bytes` per server; not the weights.
@@ -280,7 +286,7 @@ class Client(Loop):
         read_state(state)
         encoded = state.get("optimizer")
         if not isinstance(encoded, list) or not all(isinstance(each, bytes) for each in encoded):
-            raise ConfigError(f"this state has no optimizer's state: {_STATE}")
+            raise ConfigError("this state has no optimizer's state: give what a client's state_dict() returned")
         if len(encoded) != len(self._link.shards):
             raise ConfigError(
                 f"this state is of {len(encoded)} servers and not of {len(self._link.shards)}: resume with as many"
@@ -314,25 +320,6 @@ class _Optimizer:
     def clear(self) -> None:
         """Forget the state, which the servers have."""
         self.pending = None
-
-
-def _link(
-    rank: int, addresses: Sequence[Sequence[str]], secret: str | None, timeout_seconds: float, activity: Activity
-) -> ServerLink:
-    secret = os.environ.get(SECRET_VARIABLE) if secret is None else secret
-    if not addresses or not secret:
-        raise ConfigError(
-            "there are no servers to join: start the script with evenstep run and a scheme on servers, such as"
-            " --scheme ssp, or give servers= and secret= of evenstep.start_servers"
-        )
-    key = read_secret(secret)
-    return ServerLink(
-        rank,
-        lambda shard: connect(addresses[shard], secret=key),
-        len(addresses),
-        timeout_seconds=timeout_seconds,
-        activity=activity,
-    )
 
 
 def _addresses(servers: object) -> list[list[str]]:

@@ -82,8 +82,6 @@ class Loop(ABC):
         """End the record of this worker. Only needed in processes that train several times."""
         self._tracker.close()
 
-    # The epoch.
-
     def epoch(self, epoch: int | None = None) -> Iterator[Share]:
         """Yield this worker's shares of the epoch, or of the next one; after `load_state_dict`, the remaining shares.
 
@@ -128,15 +126,15 @@ class Loop(ABC):
                 self._leave()
 
     def _share_of(self, part: Part) -> Share:
-        positions = np.array(part.positions, dtype=np.int64)
+        positions, (weight, average) = np.array(part.positions, dtype=np.int64), self._weights_of(part)
         return Share(
             iteration=part.iteration,
             positions=positions,
             indices=self._order[positions],
             samples=part.samples,
-            weight=self._weight_of(part),
+            weight=weight,
             sizes=part.sizes,
-            average=self._average_of(part),
+            average=average,
         )
 
     def _begin(self, part: Part) -> None:
@@ -156,18 +154,12 @@ class Loop(ABC):
         """Return this worker's shares of the current epoch, which starts at the ledger's position."""
 
     @abstractmethod
-    def _weight_of(self, part: Part) -> float:
-        """Return `Share.weight` of this part."""
-
-    def _average_of(self, part: Part) -> float | None:
-        """Return `Share.average` of this part."""
-        return None
+    def _weights_of(self, part: Part) -> tuple[float, float | None]:
+        """Return `Share.weight` and `Share.average` of this part."""
 
     def _leave(self) -> None:
         """Called when the script has left the epoch, at its end or before."""
         self._tracker.leave_loop()
-
-    # The state.
 
     def state_dict(self) -> dict[str, Any]:
         """Return the run's position in the loop and the basis of the sizes: plain numbers, lists and dicts.

@@ -107,7 +107,13 @@ class RowExchange:
         if self.rank == 0:
             rows, deadline = {0: row}, time.monotonic() + self._timeout_seconds
             while len(rows) < self.workers:
-                rank, rows[rank] = self._next(rows, deadline)
+                try:
+                    rank, header, sent = self._came.get(timeout=max(0.0, deadline - time.monotonic()))
+                except Empty:
+                    said = self._late([each for each in range(self.workers) if each not in rows])
+                    self._tell_others(said)
+                    self._lose(said)
+                rows[rank] = self._row_of(header, sent)
             together = b"".join(rows[rank] for rank in range(self.workers))
             with self._sending:
                 for rank in self._peers:
@@ -138,16 +144,6 @@ class RowExchange:
     def lost(self) -> bool:
         """True if this worker has missed another."""
         return self._lost is not None
-
-    def _next(self, rows: dict[int, bytes], deadline: float) -> tuple[int, bytes]:
-        """Return the next row and its sender, on worker 0."""
-        try:
-            rank, header, row = self._came.get(timeout=max(0.0, deadline - time.monotonic()))
-        except Empty:
-            said = self._late([rank for rank in range(self.workers) if rank not in rows])
-            self._tell_others(said)
-            self._lose(said)
-        return rank, self._row_of(header, row)
 
     def _late(self, ranks: list[int]) -> str:
         return (

@@ -1,8 +1,9 @@
 """The loop over a `Balancer`'s shares that the loaders of all frameworks have in common."""
 
 import time
-from collections.abc import Callable, Generator, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import wraps
 from typing import Any, final
 
 from evenstep.core.errors import ConfigError
@@ -72,3 +73,26 @@ class ShareBatches:
             self._replicas.look(self._reports)
             self._reports += 1
         return self.current
+
+
+@contextmanager
+def refused(kind: type, step: str, refusal: Callable[[object], str | None]) -> Iterator[None]:
+    """Wrap a class's method `step`, in this context; `refusal` says why an object may not call it, None if it may.
+
+    What was not prepared steps on gradients of this worker alone.
+    """
+    usual, inside = getattr(kind, step), True
+
+    @wraps(usual)
+    def wrapped(stepped: object, *arguments: object, **options: object) -> object:
+        if inside and (why := refusal(stepped)) is not None:
+            raise ConfigError(why)
+        return usual(stepped, *arguments, **options)
+
+    setattr(kind, step, wrapped)
+    try:
+        yield
+    finally:
+        inside = False
+        if getattr(kind, step) is wrapped:  # Otherwise another loop has wrapped it meanwhile.
+            setattr(kind, step, usual)

@@ -3,7 +3,7 @@
 import pytest
 
 from evenstep.core.errors import ConfigError
-from evenstep.worker.api.others import refused
+from evenstep.worker.api.share_batches import refused
 
 
 class Stepping:
