@@ -65,12 +65,10 @@ def about(run: RecordedRun) -> str:
 
 def compared(overviews: Sequence[RunOverview]) -> str:
     """Compare the speeds of several runs with the first, in one sentence."""
-    (_, name, *names), (_, ratio, *ratios) = (
-        [each.name for each in overviews],
-        speed_ups([each.summary for each in overviews]),
-    )
-    more = (f", {name} {ratio:.2f} times" for name, ratio in zip(names, ratios, strict=True))
-    return f"{name} trained {ratio:.2f} times as fast as {overviews[0].name}{''.join(more)}."
+    ratios = zip(overviews, speed_ups([each.summary for each in overviews]), strict=True)
+    (first, _), (second, ratio), *others = ((each.name, ratio) for each, ratio in ratios)
+    more = (f", {name} {other:.2f} times" for name, other in others)
+    return f"{second} trained {ratio:.2f} times as fast as {first}{''.join(more)}."
 
 
 def values_of(overview: RunOverview) -> dict[str, Any]:

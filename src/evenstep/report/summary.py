@@ -207,7 +207,10 @@ def summary_of(run: RecordedRun, concluded: Conclusions | None = None) -> RunSum
         emulated=run.emulated,
         global_batch_size=run.global_batch_size,
         unrecorded_workers=run.unrecorded,
-        iterations=max(len(done) for done in counted.values()) if run.elastic is None else _steps(run),
+        # The steps of an elastic run are those that any worker has taken part in.
+        iterations=max(len(done) for done in counted.values())
+        if run.elastic is None
+        else len(np.unique(np.concatenate([done.numbers for done in run.iterations.values()]))),
         training_seconds=training_seconds,
         samples_per_second=samples_per_second,
         ideal_samples_per_second=ideal,
@@ -221,11 +224,6 @@ def summary_of(run: RecordedRun, concluded: Conclusions | None = None) -> RunSum
         served=None if run.servers is None else _served(run.servers, training_seconds),
         elastic=None if run.elastic is None else elastic_summary(run.elastic),
     )
-
-
-def _steps(run: RecordedRun) -> int:
-    """The steps that any worker has taken part in."""
-    return len(np.unique(np.concatenate([done.numbers for done in run.iterations.values()])))
 
 
 def speed_ups(runs: Sequence[RunSummary]) -> list[float]:
