@@ -34,22 +34,10 @@ from evenstep.core.shown import shown
 T = TypeVar("T")
 
 _MAX_WORKERS: Final = 1_000_000  # More than any cluster; a typing error in `count` must not fill the memory.
-_SECTIONS: Final = (
-    "seed",
-    "gradients",
-    "costs",
-    "devices",
-    "links",
-    "hosts",
-    "disturbances",
-    "spots",
-    "workers",
-    "servers",
-)
 _KINDS: Final[Mapping[str, Callable[..., Disturbance]]] = MappingProxyType(
     {"constant": Constant, "episodic": Episodic, "from": From, "jitter": Jitter, "trace": Trace}
 )
-_TAKEN: Final[Mapping[str, Taken]] = MappingProxyType({name: name for name in get_args(Taken)})
+_TAKEN: Final = MappingProxyType({name: name for name in get_args(Taken)})
 _SLOW: Final = re.compile(r"(?P<worker>[0-9]+)=(?:(?P<factor>[0-9]+(?:\.[0-9]+)?)x)?(?:\+(?P<extra>.+))?")
 
 
@@ -136,6 +124,9 @@ class _File:
     costs: Annotated[CostDistribution | None, COSTS] = None
 
 
+_SECTIONS: Final = (*keys_of(_File), "devices", "links", "hosts", "disturbances", "spots", "workers", "servers")
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Server:
@@ -220,7 +211,7 @@ def _repeated(table: Mapping[str, object], section: str, record: Callable[..., T
 
 def _device(entry: object) -> Device:
     table = as_table(entry)
-    curve_keys = (*keys_of(AffineCurve), *keys_of(_Measured), *keys_of(PointCurve))
+    curve_keys = [key for record in _CURVES.values() for key in keys_of(record)]
     require_keys(table, (*curve_keys, *keys_of(Device), *keys_of(DeviceMemory)))
     memory = _part(table, keys_of(DeviceMemory))
     return decode(

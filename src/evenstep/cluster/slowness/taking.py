@@ -1,10 +1,9 @@
 """Disturbances with a visible cause: other processes take a part of the worker's processors or memory."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, final
 
 from evenstep.cluster.slowness.base import NO_SLOWNESS, Disturbance, Slowness
-from evenstep.cluster.slowness.disturbances import Chain, PerWorker
 from evenstep.core.values import Factors
 
 Taken: TypeAlias = Literal["processor", "memory"]
@@ -27,7 +26,11 @@ class Taking:
         )
 
     def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
-        return self.part.slowness(before, worker=worker, iteration=iteration)
+        alone = self.part.slowness(NO_SLOWNESS, worker=worker, iteration=iteration)
+        after = self.part.slowness(before, worker=worker, iteration=iteration)
+        if self.takes == "memory":
+            return replace(after, memory=after.memory / max(alone.factor, 1.0))
+        return replace(after, processor=after.processor / max(alone.factor, 1.0))
 
 
 def factors_of(disturbance: Disturbance, *, worker: int, iteration: int) -> Factors:
@@ -36,18 +39,5 @@ def factors_of(disturbance: Disturbance, *, worker: int, iteration: int) -> Fact
     So a change is seen before the first iteration that it slows, as in the paper (LB-BSP, arXiv 1806.02508). A real
     competitor that starts after the reading, while the worker waits, is seen one iteration later.
     """
-    left = {"processor": 1.0, "memory": 1.0}
-    for part in _takings(disturbance, worker):
-        left[part.takes] /= max(part.slowness(NO_SLOWNESS, worker=worker, iteration=iteration).factor, 1.0)
-    return Factors(cpu_availability=left["processor"], memory_availability=left["memory"])
-
-
-def _takings(disturbance: Disturbance, worker: int) -> list[Taking]:
-    if isinstance(disturbance, Taking):
-        return [disturbance]
-    parts: tuple[Disturbance, ...] = ()
-    if isinstance(disturbance, Chain):
-        parts = disturbance.parts
-    elif isinstance(disturbance, PerWorker):
-        parts = (disturbance.parts_by_worker[worker],)
-    return [each for part in parts for each in _takings(part, worker)]
+    slow = disturbance.slowness(NO_SLOWNESS, worker=worker, iteration=iteration)
+    return Factors(cpu_availability=slow.processor, memory_availability=slow.memory)
