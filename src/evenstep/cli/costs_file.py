@@ -1,16 +1,13 @@
 """Reads the value of `--costs`: a distribution, or a file with a number for each sample."""
 
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
 from evenstep.cluster.costs import COSTS, DISTRIBUTIONS, CostDistribution
-from evenstep.core.errors import ConfigError
+from evenstep.core.errors import ConfigError, naming
 from evenstep.core.samples import Costs
 from evenstep.telemetry.regular import read_regular
-
-_OPTION: Final = "--costs"
 
 
 def read_costs(text: str) -> CostDistribution | tuple[float, ...]:
@@ -22,13 +19,13 @@ def read_costs(text: str) -> CostDistribution | tuple[float, ...]:
         ConfigError: It is neither, or a number is not finite and above 0.
     """
     if text.partition(" ")[0] in DISTRIBUTIONS:
-        return COSTS.read(_OPTION, text)
+        return COSTS.read("--costs", text)
     try:
         content = read_regular(Path(text), most_bytes=256 << 20)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f'{_OPTION}: {text!r} cannot be read ({why}): give a file with a number for each sample, or "lognormal'
+            f'--costs: {text!r} cannot be read ({why}): give a file with a number for each sample, or "lognormal'
             ' SIGMA" or "uniform LEAST MOST"'
         ) from error
     try:
@@ -36,9 +33,7 @@ def read_costs(text: str) -> CostDistribution | tuple[float, ...]:
     except ValueError:
         numbers = []
     if not numbers:
-        raise ConfigError(f"{_OPTION}: the file {text} does not hold numbers between blanks, one for each sample")
-    try:
+        raise ConfigError(f"--costs: the file {text} does not hold numbers between blanks, one for each sample")
+    with naming(f"--costs: the file {text}"):
         Costs.of(np.array(numbers), len(numbers))
-    except ConfigError as error:
-        raise ConfigError(f"{_OPTION}: the file {text}: {error}") from None
     return tuple(numbers)

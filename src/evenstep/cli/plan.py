@@ -37,8 +37,6 @@ one with worker 0 prints the plan."""
 _USAGE: Final = "evenstep plan [options] (RUN_DIR | CLUSTER.toml | RUN_DIR CLUSTER.toml | -- SCRIPT [arguments])"
 _EXAMPLE: Final = "evenstep plan --workers 4 -- train.py --epochs 10"
 _LARGEST: Final = 4096  # Samples of a worker; most devices are full far below.
-_FAR: Final = 0.1  # The difference between a run and its simulation that needs a word.
-_MANY: Final = 64  # Workers.
 _DECIDED: Final = ("scheme", "batch_sizes", "resume", "framework")
 """Options of `evenstep run` that would change what is measured."""
 
@@ -146,12 +144,18 @@ def _advice(options: argparse.Namespace, survey: Survey | None) -> Advice | None
     if survey is None:
         machines, cluster = _machines(options.inputs, options.global_batch_size)
     elif len(survey.workers) > 1:
-        machines = _surveyed_machines(survey, options.global_batch_size)
+        measured, others = survey.cluster, np.array([each.outside_seconds for each in survey.workers])
+        machines = described_machines(
+            measured,
+            _at_least_one_each(options.global_batch_size or survey.global_batch_size, measured),
+            exchange_seconds=survey.exchange_seconds,
+            others=others - others.min(),
+        )
     else:
         return None
     gradients = options.gradients and int(CAPACITY.read("--gradients", options.gradients))
     # On servers each iteration of each worker is an event: with hundreds of workers, minutes for each scheme.
-    usual = EXACT if len(machines.cluster) > _MANY else (*EXACT, *STALE)
+    usual = EXACT if len(machines.cluster) > 64 else (*EXACT, *STALE)
     with Console(stderr=True).status("simulating"):
         return advise(
             machines,
@@ -177,13 +181,6 @@ def _machines(inputs: list[Path], global_batch_size: int | None) -> tuple[Machin
     return described_machines(cluster, _at_least_one_each(global_batch_size or 32 * len(cluster), cluster)), cluster
 
 
-def _surveyed_machines(survey: Survey, global_batch_size: int | None) -> Machines:
-    cluster = survey.cluster
-    batch = _at_least_one_each(global_batch_size or survey.global_batch_size, cluster)
-    others = np.array([each.outside_seconds for each in survey.workers])
-    return described_machines(cluster, batch, exchange_seconds=survey.exchange_seconds, others=others - others.min())
-
-
 def _at_least_one_each(global_batch_size: int, cluster: Cluster) -> int:
     if global_batch_size < len(cluster):
         raise ConfigError(f"--global-batch-size must be at least {len(cluster)}, a sample per worker")
@@ -207,7 +204,7 @@ def _show(console: Console, options: argparse.Namespace, survey: Survey | None, 
             f"The run trained {advice.measured:,.0f} samples/s; its simulation gives {advice.simulated:,.0f}"
             f" ({off:+.0%})."
         )
-        if abs(off) > _FAR:
+        if abs(off) > 0.1:
             line += " They differ by much: something was not measured, so take the figures above for rough ones."
         console.print(line, soft_wrap=True)
 

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -99,16 +99,13 @@ def _overviews(folders: Sequence[Path], console: Console) -> list[RunOverview]:
 def _table(overviews: Sequence[RunOverview]) -> Table:
     """Make a row per run of the page's table, with what a terminal has room for."""
     rows, table = runs_table(overviews).rows, plain_table()
-    for heading in ("run", "scheme", "training time", "samples/s", "waiting", *_noted(rows)):
+    noted = dict.fromkeys(heading for row in rows for heading in row if heading.startswith("last "))
+    for heading in ("run", "scheme", "training time", "samples/s", "waiting", *noted):
         table.add_column(heading, justify="left" if heading in ("run", "scheme") else "right", no_wrap=True)
     for row, each in zip(rows, overviews, strict=True):
         values = {**row, "scheme": each.run.scheme}
         table.add_row(*(escape(values.get(str(column.header), "")) for column in table.columns))
     return table
-
-
-def _noted(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    return list(dict.fromkeys(heading for row in rows for heading in row if heading.startswith("last ")))
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

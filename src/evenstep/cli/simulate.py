@@ -27,8 +27,6 @@ SPOT_SCHEMES: Final = ("bsp:engine=server", "ssp", "dssp", "asp", "asp:load=lb-b
 """The default if workers come and go, which needs servers."""
 
 _EPOCH_ITERATIONS: Final = 100  # Five epochs in a run of 500, for schemes that decide once an epoch.
-_MAX_NAME: Final = 200
-"""The most letters of a folder's name; file systems end at 255 bytes."""
 
 _DESCRIPTION = """\
 Run schemes on a cluster in virtual time: the same decisions that a real run takes, without the machines.
@@ -82,8 +80,8 @@ def make_parser() -> Parser:
     add(
         "--costs",
         metavar="COSTS",
-        help='samples differ in cost: "lognormal 1.0", "uniform 1 9", or a file with a number for each sample, as text,'
-        " .json or .npy (what the cluster file says)",
+        help='samples differ in cost: "lognormal 1.0", "uniform 1 9", or a text file with a number for each sample'
+        " (what the cluster file says)",
     )
     add("--by-count", action="store_true", help="do not tell the workers what samples cost, as a run without cost=")
     add("--gradients", metavar='"100 MB"', help="on the network (what the cluster file says)")
@@ -140,7 +138,7 @@ def _folders(run_dir: Path | None, names: list[str]) -> Sequence[Path | None]:
         return [None] * len(names)
     folders: list[Path] = []
     for called in names:
-        name = "".join(letter if letter.isalnum() else "-" for letter in called)[:_MAX_NAME]
+        name = "".join(letter if letter.isalnum() else "-" for letter in called)[:200]  # File systems end at 255 bytes.
         folder, number = run_dir / name, 2
         while folder in folders:  # grouped:groups=0-1/2 and groups=0/1-2 differ only in punctuation.
             folder, number = run_dir / f"{name}-{number}", number + 1
@@ -177,7 +175,6 @@ def _show(runs: list[SimulatedRun], scenario: Scenario, costs: str | None) -> No
 
 
 def _values(runs: list[SimulatedRun], costs: CostsOfSamples | None, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the results for machines."""
     return {
         "simulated": True,
         "cluster": str(options.cluster),

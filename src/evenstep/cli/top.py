@@ -17,7 +17,6 @@ from evenstep.core.shown import printable
 from evenstep.report.live import LiveRun, live_table
 from evenstep.telemetry import ROLES, RunTail, Tail, event_files
 
-_POLL_SECONDS: Final = 0.5  # As often as a reader can take in new figures.
 _DESCRIPTION: Final = """\
 Watch a run: each worker's samples/s, its speed (samples per second of pure compute), its batch, how much of its time is
 waiting, input and communication, and whether it is still there; what the sizes gained, which worker is slow, why, and
@@ -79,5 +78,5 @@ def _watch(run_dir: Path, console: Console) -> None:
             if (view := live.view(now)) is not None:
                 shown = live_table(view, title=title, width=console.size.width, height=console.size.height)
             display.update(shown, refresh=True)
-            time.sleep(_POLL_SECONDS)
+            time.sleep(0.5)  # As often as a reader can take in new figures.
     console.print(shown)

@@ -19,7 +19,6 @@ from evenstep.telemetry.regular import open_regular
 
 _LINE_BYTES: Final = 16 << 20
 """The longest line; a run of 100,000 workers needs a tenth of that."""
-_BLOCK_BYTES: Final = 1 << 17  # That are read and decoded at once: hundreds of events.
 
 Role: TypeAlias = Literal["worker", "server", "launcher"]
 """The writer of a file of events, which is named after it."""
@@ -105,7 +104,7 @@ def whole_lines(path: Path, offset: int = 0) -> Iterator[bytes]:
     try:
         with open_regular(path) as file:
             file.seek(offset)
-            while lines := file.read(_BLOCK_BYTES) + file.readline(_LINE_BYTES):
+            while lines := file.read(1 << 17) + file.readline(_LINE_BYTES):  # Hundreds of events.
                 whole = len(lines) if len(lines) >= _LINE_BYTES else lines.rfind(b"\n") + 1
                 yield lines[:whole]
                 if whole < len(lines):

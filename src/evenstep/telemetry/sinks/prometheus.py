@@ -12,7 +12,7 @@ class Prometheus:
     """Serves each worker's latest values as gauges and its totals as counters, at `/metrics`.
 
     Attributes:
-        port: The port of the server.
+        url: The address of the metrics.
 
     Raises:
         ConfigError: prometheus-client is not installed, or the address is in use.
@@ -34,7 +34,7 @@ class Prometheus:
             self._server, self._thread = start_http_server(port, addr=host, registry=self._registry)
         except OSError as error:
             raise ConfigError(f"{host}:{port} cannot be listened on ({error.strerror}): give another port") from error
-        self.port: int = self._server.server_port
+        self.url = f"http://{host}:{self._server.server_port}/metrics"
 
     def record(self, event: Event) -> None:
         """Take in an event."""
