@@ -2,15 +2,13 @@
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, final
+from typing import Literal, NamedTuple, final
 
 from evenstep.core.errors import ConfigError, ProtocolError
 from evenstep.core.shown import shown
 from evenstep.core.sync import Command, Commit, Grouped, Push, Release, Sync
 from evenstep.core.sync.checked import sync_policy
 from evenstep.core.sync.rate import RATES
-
-_ROUNDING: Final = 1e-9
 
 
 class Counted(NamedTuple):
@@ -133,7 +131,7 @@ class AsynchronousRounds:
 
     @property
     def _enough(self) -> bool:
-        return self.spent + self._expects >= self._rounds - _ROUNDING
+        return self.spent + self._expects >= self._rounds - 1e-9  # Rounding.
 
     @property
     def given_up(self) -> bool:

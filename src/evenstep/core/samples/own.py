@@ -13,9 +13,6 @@ from evenstep.core.samples.share import Request, Share
 from evenstep.core.values import UNLIMITED, IntArray
 from evenstep.core.workers import name_workers
 
-_REMEMBERED: Final = 1024
-"""The latest iterations after which a state can be taken; scripts fetch far fewer ahead."""
-
 
 @final
 class OwnShares:
@@ -76,7 +73,8 @@ class OwnShares:
         self._known, self._ended = taken, np.zeros(len(taken), dtype=bool)
         self._sizes: IntArray | None = None
         self._wanted = 1
-        self._history = deque([taken], maxlen=_REMEMBERED)
+        # The latest iterations after which a state can be taken; scripts fetch far fewer ahead.
+        self._history = deque([taken], maxlen=1024)
         self.iteration = iteration
         self.over = False
         """Whether the epoch is over."""
