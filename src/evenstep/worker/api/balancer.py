@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, final
+from typing import Any, final
 
 import numpy as np
 
 from evenstep.core.activity import Doing
 from evenstep.core.errors import ConfigError
-from evenstep.core.fragments import due_fragments
+from evenstep.core.fragments import due_fragments, weights_of
 from evenstep.core.samples import WEIGHTINGS, Ledger, Shares
 from evenstep.core.samples import Share as Part
 from evenstep.launch.launch_settings import LaunchSettings
@@ -24,8 +24,6 @@ from evenstep.worker.api.share import Share
 from evenstep.worker.iteration import Iteration, units_of
 from evenstep.worker.meter import COLUMNS, Rows
 from evenstep.worker.nonfinite import NonfiniteGuard
-
-_ALONE: Final = "start every worker with all_gather, a function from this worker's row to the rows of all"
 
 
 @final
@@ -108,8 +106,11 @@ class Balancer(Loop):
         )
         worker = asked.worker
         if all_gather is None and asked.workers > 1:
-            raise ConfigError(f"{asked.workers} workers need a way to each other: {_ALONE}")
-        self._gather = Gather(all_gather or _of_one, rank=asked.rank, workers=asked.workers)
+            raise ConfigError(
+                f"{asked.workers} workers need a way to each other: start every worker with all_gather, a function from"
+                " this worker's row to the rows of all"
+            )
+        self._gather = Gather(all_gather or (lambda row: [row]), rank=asked.rank, workers=asked.workers)
         agreed = asked.agree(self._gather.records)
         super().__init__(asked, agreed, worker, Activity())
         self._rows = Rows(self._tracker.meter, self._gather.records)
@@ -230,15 +231,11 @@ class Balancer(Loop):
         amounts = self._rows.check(rows)[:, 0].copy().view(np.float64)
         tracker.mark(Doing.COMPUTING)
         if weighed:
-            self._settle(float(own), float(amounts.sum()))
-
-    def _settle(self, own: float, total: float) -> None:
-        """Weigh the share by units. If no worker counted any, it is as for a loss divided by max(count, 1)."""
-        assert self.share is not None
-        if self._period is None:
-            self.share = replace(self.share, weight=own / (total or 1.0) if self.share.weight else 0.0)
-        elif total:
-            self.share = replace(self.share, average=own / total)
+            assert self.share is not None
+            if self._period is not None:
+                self.share = replace(self.share, average=float(weights_of(amounts)[self._worker.rank]))
+            elif self.share.weight:  # If no worker counted any units, it is as for a loss divided by max(count, 1).
+                self.share = replace(self.share, weight=float(own / (amounts.sum() or 1.0)))
 
     # The epoch.
 
@@ -308,8 +305,3 @@ def _check(scheme: Scheme, *, averages: bool) -> Mapping[str, Any]:
             " for sizes that can be cut evenly"
         )
     return {}
-
-
-def _of_one(row: bytes) -> list[bytes]:
-    """The all-gather of a single worker."""
-    return [row]
