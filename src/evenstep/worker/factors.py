@@ -5,15 +5,11 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, final
+from typing import final
 
 import psutil
 
 from evenstep.core.values import Factors
-
-_CPU_SECONDS: Final = 0.1
-"""Seconds between two readings of the cores, whose times come in ticks of 10 ms."""
-_MEMORY_SECONDS: Final = 4.0
 
 
 @final
@@ -48,7 +44,7 @@ class FactorSampler:
     def _cpu(self) -> float:
         now = self._clock()
         before, busy_before, own_before = self._taken
-        if now - before >= _CPU_SECONDS:
+        if now - before >= 0.1:  # Times come in ticks of 10 ms.
             busy, own = _busy_seconds(self._cores), time.process_time()
             if math.isfinite(before):
                 others = max((busy - busy_before) - (own - own_before), 0.0) / (now - before)
@@ -59,7 +55,7 @@ class FactorSampler:
 
     def _memory_availability(self) -> float:
         now = self._clock()
-        if now - self._memory[0] >= _MEMORY_SECONDS:
+        if now - self._memory[0] >= 4.0:
             memory = psutil.virtual_memory()
             self._memory = (now, memory.available / memory.total)
         return self._memory[1]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, Unpack, final
+from typing import TYPE_CHECKING, Any, Unpack, final
 
 import msgspec
 
@@ -37,10 +37,6 @@ from evenstep.worker.servers.link import ServerLink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-_STATE = "give what a client's state_dict() returned"
-_LONGEST: Final = 200
-"""Characters of the weights' shapes and of the options that workers compare word by word."""
 
 
 @final
@@ -113,23 +109,36 @@ class Client(Loop):
         )
         worker = asked.worker
         activity = Activity()
-        self._link = _link(asked.rank, addresses, secret, launched.timeout_seconds(timeout), activity)
+        secret = os.environ.get(SECRET_VARIABLE) if secret is None else secret
+        if not addresses or not secret:
+            raise ConfigError(
+                "there are no servers to join: start the script with evenstep run and a scheme on servers, such as"
+                " --scheme ssp, or give servers= and secret= of evenstep.start_servers"
+            )
+        key = read_secret(secret)
+        self._link = ServerLink(
+            asked.rank,
+            lambda shard: connect(addresses[shard], secret=key),
+            len(addresses),
+            timeout_seconds=launched.timeout_seconds(timeout),
+            activity=activity,
+        )
         try:
-            agreed = asked.agree(partial(self._meet, asked.workers))
+            agreed = asked.agree(self._meet)
             super().__init__(asked, agreed, worker, activity)
             self._start(agreed, weights, _spec(optimizer, options))
         except BaseException:
             self._link.close()
             raise
 
-    def _meet(self, workers: int, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _meet(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         if "error" in record:
             self._link.shards[0].reach()  # If the others cannot be told, this worker does not wait for them either.
         records = self._link.meet(json.dumps(record).encode())
-        if len(records) != workers:
+        if len(records) != record.get("workers", len(records)):
             raise ConfigError(
-                f"the servers were started for {len(records)} workers and this one was told of {workers}: give"
-                " start_servers and every Client the same workers="
+                f"the servers were started for {len(records)} workers and this one was told of {record['workers']}:"
+                " give start_servers and every Client the same workers="
             )
         return [json.loads(each) for each in records]
 
@@ -280,7 +289,7 @@ class Client(Loop):
         read_state(state)
         encoded = state.get("optimizer")
         if not isinstance(encoded, list) or not all(isinstance(each, bytes) for each in encoded):
-            raise ConfigError(f"this state has no optimizer's state: {_STATE}")
+            raise ConfigError("this state has no optimizer's state: give what a client's state_dict() returned")
         if len(encoded) != len(self._link.shards):
             raise ConfigError(
                 f"this state is of {len(encoded)} servers and not of {len(self._link.shards)}: resume with as many"
@@ -314,25 +323,6 @@ class _Optimizer:
     def clear(self) -> None:
         """Forget the state, which the servers have."""
         self.pending = None
-
-
-def _link(
-    rank: int, addresses: Sequence[Sequence[str]], secret: str | None, timeout_seconds: float, activity: Activity
-) -> ServerLink:
-    secret = os.environ.get(SECRET_VARIABLE) if secret is None else secret
-    if not addresses or not secret:
-        raise ConfigError(
-            "there are no servers to join: start the script with evenstep run and a scheme on servers, such as"
-            " --scheme ssp, or give servers= and secret= of evenstep.start_servers"
-        )
-    key = read_secret(secret)
-    return ServerLink(
-        rank,
-        lambda shard: connect(addresses[shard], secret=key),
-        len(addresses),
-        timeout_seconds=timeout_seconds,
-        activity=activity,
-    )
 
 
 def _addresses(servers: object) -> list[list[str]]:
@@ -382,5 +372,5 @@ def _spec(optimizer: object, options: object) -> OptimizerSpec:
 
 
 def _short(text: str) -> str:
-    """Return the text, or the beginning and a checksum of a long one."""
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... (checksum {zlib.crc32(text.encode()):08x})"
+    """Return a text that workers compare word by word, or the beginning and a checksum of a long one."""
+    return text if len(text) <= 200 else f"{text[:200]}... (checksum {zlib.crc32(text.encode()):08x})"

@@ -60,7 +60,9 @@ class Gather:
         packed = np.array(row, dtype="<i8").tobytes()
         came = self._call(packed, 0 if failure is None else _FAILED)
         if any(mark == _FAILED for mark, _ in came):
-            self._raise_failure(failure)
+            failures = [record["failure"] for record in self.records({"failure": failure})]
+            rank, first = next((rank, each) for rank, each in enumerate(failures) if each is not None)
+            raise ConfigError(failure or f"worker {rank}: {first}")
         return np.stack([np.frombuffer(each, dtype="<i8") for _, each in came]).astype(np.int64)
 
     def require_same(self, layout: Sequence[str]) -> None:
@@ -75,13 +77,6 @@ class Gather:
         digest = hashlib.blake2b("\n".join(layout).encode(), digest_size=8).digest()
         if len(set(self.rows([int.from_bytes(digest) >> 1])[:, 0].tolist())) > 1:
             require_same_arrays([record["layout"] for record in self.records({"layout": list(layout)})])
-
-    def _raise_failure(self, own: str | None) -> None:
-        failures = [record["failure"] for record in self.records({"failure": own})]
-        if own is not None:
-            raise ConfigError(own)
-        rank, failure = next((rank, each) for rank, each in enumerate(failures) if each is not None)
-        raise ConfigError(f"worker {rank}: {failure}")
 
     def _call(self, content: bytes, number: int) -> list[tuple[int, bytes]]:
         """Return the numbers and contents of all workers."""

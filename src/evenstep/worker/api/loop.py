@@ -5,7 +5,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,9 +23,6 @@ from evenstep.worker.loader_state import LoaderState, Progress, load_speeds, rea
 from evenstep.worker.meter import HostStopwatch
 from evenstep.worker.opening import open_tracker, run_event
 from evenstep.worker.worker import Worker
-
-_MAX_SECONDS: Final = 1e6
-"""The longest time of one share, so that times of many samples and workers can be added up as integers."""
 
 
 class Loop(ABC):
@@ -208,9 +205,8 @@ def seconds_of(value: object) -> float:
         seconds = math.nan if isinstance(value, str) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         seconds = math.nan
-    if not 0 <= seconds <= _MAX_SECONDS:
+    if not 0 <= seconds <= 1e6:  # Times of many samples and workers are added up as integers.
         raise ConfigError(
-            "report takes the seconds that the share took to compute, a number from 0 to"
-            f" {_MAX_SECONDS:g}, not {shown(value)}"
+            f"report takes the seconds that the share took to compute, a number from 0 to 1e+06, not {shown(value)}"
         )
     return seconds
