@@ -15,13 +15,13 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Final, Self, final
+from typing import Self, final
 
 import psutil
 from msgspec import structs
@@ -49,9 +49,6 @@ from evenstep.schemes import Served, parse_scheme
 from evenstep.telemetry.events import LauncherEvent, ServerFailed, ServersLost, ServersRestarted
 from evenstep.telemetry.recorder import line_of
 from evenstep.telemetry.say import say
-
-_ELASTIC_RESTARTS: Final = 100
-"""How often a replica is started again, unless `--max-restarts` says it: a mistake in the script must end at last."""
 
 
 def launch(
@@ -189,8 +186,11 @@ def _run_workers(command: _Command, settings: LaunchSettings, status_dir: Path, 
         elastic_launch(config, command.program)(*command.arguments)
     except ChildFailedError as failed:
         if supervision.stopped is None:
-            exit_codes = {worker: each.exitcode for worker, each in failed.failures.items()}
-            raise failure_of(read_endings(status_dir), _killed_keepers(status_dir, exit_codes)) from None
+            # Without those that torchrun's agent had asked to end.
+            asked = {group.worker for group in read_groups(status_dir) if group.asked}
+            ends = {worker: -each.exitcode for worker, each in failed.failures.items() if worker not in asked}
+            killed = {worker: number for worker, number in ends.items() if number > 0 and number != signal.SIGTERM}
+            raise failure_of(read_endings(status_dir), killed) from None
     except (RendezvousError, DistError, ValueError, ImportError) as error:  # The latter two of the rendezvous' options.
         raise ConfigError(
             f"the nodes did not find each other ({_line(error)}): check --rdzv-backend, --rdzv-endpoint, --nnodes and"
@@ -204,13 +204,6 @@ def _run_workers(command: _Command, settings: LaunchSettings, status_dir: Path, 
                 os.killpg(group.leader, signal.SIGKILL)
     if supervision.stopped is not None:
         raise failure_to_begin(supervision.stopped, read_endings(status_dir))
-
-
-def _killed_keepers(status_dir: Path, exit_codes: Mapping[int, int]) -> dict[int, int]:
-    """Return the signals of killed keepers, by worker, except those that torchrun's agent had asked to end."""
-    asked = {group.worker for group in read_groups(status_dir) if group.asked}
-    killed = {worker: -exit_code for worker, exit_code in exit_codes.items() if exit_code < 0}
-    return {worker: number for worker, number in killed.items() if number != signal.SIGTERM and worker not in asked}
 
 
 def _run_with_servers(
@@ -266,7 +259,7 @@ def _run_elastic(command: _Command, workers: int, settings: LaunchSettings, stat
 
     _end_on_signals()
     run_dir = None if settings.run_dir is None else Path(settings.run_dir)
-    restarts = command.config.max_restarts or _ELASTIC_RESTARTS
+    restarts = command.config.max_restarts or 100  # A mistake in the script must end at last.
     timeout_seconds = settings.timeout_seconds()
     supervision = Supervision(
         workers=workers,
