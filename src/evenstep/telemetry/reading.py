@@ -151,38 +151,28 @@ def _refuse(path: Path, first: int, index: int, error: ValueError) -> None:
 
 
 @final
-class Tail:
-    """Follows one file: an incomplete last line waits for the next call."""
+class RunTail:
+    """Follows all files of a run directory, including those created later; an incomplete last line waits.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
+    Damaged lines are skipped; `read_events` reports them.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._offsets: dict[Path, int] = {}
 
     def new(self) -> Iterator[Event]:
-        """The events since the last call. Damaged lines are skipped; `read_events` reports them.
+        """The events since the last call, one file after the other; errors as for `new_in`."""
+        for role in ROLES:
+            for path in event_files(self._run_dir, role):
+                yield from self.new_in(path)
+
+    def new_in(self, path: Path) -> Iterator[Event]:
+        """The events in one of the files since the last call.
 
         Raises:
             ConfigError: The file is not a regular file, or cannot be read.
         """
-        if not self._path.exists():
-            return
-        for lines in whole_lines(self._path, self._offset):
-            self._offset += len(lines)
+        for lines in whole_lines(path, self._offsets.get(path, 0)):
+            self._offsets[path] = self._offsets.get(path, 0) + len(lines)
             yield from events_of(lines, lambda index, error: None)
-
-
-@final
-class RunTail:
-    """Follows all files of a run directory, including those created later."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
-        self._tails: dict[Path, Tail] = {}
-
-    def new(self) -> Iterator[Event]:
-        """The events since the last call, one file after the other."""
-        for role in ROLES:
-            for path in event_files(self._run_dir, role):
-                self._tails.setdefault(path, Tail(path))
-        for tail in self._tails.values():
-            yield from tail.new()
