@@ -24,9 +24,8 @@ from evenstep.cluster.record import (
 )
 from evenstep.cluster.slowness import DeviceMemory, Disturbance
 from evenstep.cluster.slowness.devices import FIT_FROM, MEASURED_CURVES, AffineCurve, Device, PointCurve, TimeCurve
-from evenstep.cluster.slowness.disturbances import Constant, Episodic, From, Jitter, Trace
+from evenstep.cluster.slowness.disturbances import Constant, Episodic, From, Jitter, Taken, Taking, Trace
 from evenstep.cluster.slowness.draw import derive_seed
-from evenstep.cluster.slowness.taking import Taken, Taking
 from evenstep.cluster.spot import DrawnSpot, RecordedSpot, Spot
 from evenstep.core.errors import ConfigError, naming
 from evenstep.core.shown import shown

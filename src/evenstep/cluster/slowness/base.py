@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, final
 
+from evenstep.core.values import Factors
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,3 +81,13 @@ class SlownessNews:
 
     def _at(self, iteration: int) -> Slowness:
         return self._disturbance.slowness(NO_SLOWNESS, worker=self._worker, iteration=iteration)
+
+
+def factors_of(disturbance: Disturbance, *, worker: int, iteration: int) -> Factors:
+    """The driving factors that the worker reads before this iteration; 1 if nothing visible is taken.
+
+    So a change is seen before the first iteration that it slows, as in the paper (LB-BSP, arXiv 1806.02508). A real
+    competitor that starts after the reading, while the worker waits, is seen one iteration later.
+    """
+    slow = disturbance.slowness(NO_SLOWNESS, worker=worker, iteration=iteration)
+    return Factors(cpu_availability=slow.processor, memory_availability=slow.memory)
