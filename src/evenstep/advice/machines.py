@@ -146,16 +146,20 @@ def _of_columns(
     # The part of each worker's time that follows its sizes, 0 to 1; all of it if no sizes have changed.
     follows = elasticity.medians.tolist() if elasticity.known else [1.0] * len(kept)
     equal = global_batch_size / len(kept)
-    curves = [_curve(*each, 1 - share, equal) for each, share in zip(kept, follows, strict=True)]
-    length = min(len(samples) for samples, _ in kept)
-    factors = np.array([_factors(*each, curve)[:length] for each, curve in zip(kept, curves, strict=True)])
-    described_workers = (None,) * len(kept) if described is None else described.workers
-    beyond = others - others.min()
-    each_worker = zip(map(_worker, curves, described_workers), factors, beyond.tolist(), strict=True)
-    workers = tuple(_disturbed(*each) for each in each_worker)
+    length, beyond, at_equal, workers = min(len(samples) for samples, _ in kept), others - others.min(), [], []
+    for rank, (samples, seconds) in enumerate(kept):
+        fixed = 1 - follows[rank]
+        usual = max(float(np.median(seconds / (fixed + (1 - fixed) * samples / equal))), _LEAST_SECONDS)
+        curve = AffineCurve(fixed_seconds=fixed * usual, seconds_per_sample=(1 - fixed) * usual / equal)
+        expected = np.maximum(curve.fixed_seconds + curve.seconds_per_sample * samples, _LEAST_SECONDS)
+        factors = (np.maximum(seconds, _LEAST_SECONDS) / expected)[:length]
+        worker = ClusterWorker() if described is None else described.workers[rank]
+        device = Device(curve=curve) if worker.device is None else replace(worker.device, curve=curve)
+        workers.append(_disturbed(replace(worker, device=device), factors, float(beyond[rank])))
+        at_equal.append(curve.seconds(equal) * factors)
     return Machines(
-        cluster=Cluster(workers=workers) if described is None else replace(described, workers=workers),
-        seconds=np.array([curve.seconds(equal) for curve in curves])[:, np.newaxis] * factors,
+        cluster=replace(Cluster(workers=()) if described is None else described, workers=tuple(workers)),
+        seconds=np.array(at_equal),
         exchange_seconds=exchange + float(others.min()),
         global_batch_size=global_batch_size,
         proportional=not elasticity.known,
@@ -210,13 +214,6 @@ def described_machines(
     )
 
 
-def _worker(curve: AffineCurve, described: ClusterWorker | None) -> ClusterWorker:
-    if described is None:
-        return ClusterWorker(device=Device(curve=curve))
-    device = Device(curve=curve) if described.device is None else replace(described.device, curve=curve)
-    return replace(described, device=device)
-
-
 def _whole(done: Sequence[Iterations], run: RecordedRun) -> list[npt.NDArray[np.bool_]]:
     """The iterations of each worker that count: not those on an epoch's short last slice or without samples."""
     if run.servers is not None:
@@ -224,15 +221,3 @@ def _whole(done: Sequence[Iterations], run: RecordedRun) -> list[npt.NDArray[np.
     samples = np.array([each.samples for each in done])
     whole = (samples.sum(axis=0) >= run.global_batch_size) & (samples > 0).all(axis=0)
     return [whole] * len(done)
-
-
-def _curve(samples: FloatArray, seconds: FloatArray, share: float, equal: float) -> AffineCurve:
-    """The curve of the usual time, of which the fraction `share` at `equal` samples is fixed."""
-    relative = share + (1 - share) * samples / equal
-    usual = max(float(np.median(seconds / relative)), _LEAST_SECONDS)
-    return AffineCurve(fixed_seconds=share * usual, seconds_per_sample=(1 - share) * usual / equal)
-
-
-def _factors(samples: FloatArray, seconds: FloatArray, curve: AffineCurve) -> FloatArray:
-    usual = curve.fixed_seconds + curve.seconds_per_sample * samples
-    return np.asarray(np.maximum(seconds, _LEAST_SECONDS) / np.maximum(usual, _LEAST_SECONDS))
