@@ -107,12 +107,7 @@ def _schemes(texts: list[str]) -> list[str]:
 
 
 def _train(folder: Path, schemes: list[str]) -> list[RunOverview]:
-    """Train under each scheme in turn, with one start of the workers; all files go to `folder`.
-
-    Raises:
-        ConfigError: The folder cannot be written, or holds a demo already.
-        RunFailedError: A worker failed.
-    """
+    """Train under each scheme in turn, with one start of the workers; all files go to `folder`."""
     cluster = folder / "cluster.toml"
     if any((folder / folder_of(scheme)).exists() for scheme in schemes):
         raise ConfigError(f"the run directory {folder} holds a demo already: give another or empty it")
