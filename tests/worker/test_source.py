@@ -2,7 +2,7 @@
 
 import subprocess
 
-from evenstep.worker.source import command, commit_of
+from evenstep.worker.opening import command, commit_of
 
 
 def git(folder, *words):

@@ -178,11 +178,7 @@ def _sentence(failure: Exception) -> str:
 def _problem_of(
     scheme: Scheme, global_batch_size: int, limits: IntArray, records: Sequence[Mapping[str, Any]], *, usual: int = 1
 ) -> Problem:
-    """Return the first conditions on the sizes of these workers. `usual`: the smallest batch if none is asked for.
-
-    Raises:
-        ConfigError: The global batch is too small for all of them, or not the sum of the sizes that the user gave.
-    """
+    """Return the first conditions on the sizes of these workers. `usual`: the smallest batch if none is asked for."""
     count, load = len(records), scheme.load
     if isinstance(load, Static):
         load.require(count, global_batch_size)
@@ -217,15 +213,10 @@ def hold_of(
     Raises:
         ConfigError: This many workers cannot emulate it.
     """
-    parts: list[Disturbance] = []
-    largest_batch, memory, change_seconds, emulated = UNLIMITED, None, 0.0, False
     with naming("emulate" if emulate is not None else VARIABLES["emulate"]):
         cluster = _cluster(emulate if emulate is not None else launched.emulate, workers)
-    if cluster is not None:
-        parts.append(cluster.disturbance())
-        largest_batch, memory = cluster.largest_batch(rank), cluster.memory(rank)
-        device = cluster.workers[rank].device
-        emulated, change_seconds = device is not None, 0.0 if device is None else device.change_seconds
+    parts: list[Disturbance] = [] if cluster is None else [cluster.disturbance()]
+    device = None if cluster is None else cluster.workers[rank].device
     for text in launched.slow:
         slow = parse_slow(text, VARIABLES["slow"])
         if slow.worker is not None and slow.worker >= workers:
@@ -238,12 +229,12 @@ def hold_of(
     hold = Hold(
         disturbance=Chain(parts=tuple(parts)),
         worker=rank,
-        largest_batch=largest_batch,
-        memory=memory,
-        change_seconds=change_seconds,
+        largest_batch=UNLIMITED if device is None else device.largest_batch,
+        memory=None if device is None else device.memory,
+        change_seconds=0.0 if device is None else device.change_seconds,
         wait=time.sleep,
     )
-    return hold, emulated
+    return hold, device is not None
 
 
 def _cluster(emulate: Cluster | str | None, workers: int) -> Cluster | None:

@@ -2,11 +2,15 @@
 
 import os
 import platform
+import re
+import shlex
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from evenstep.core.errors import naming
 from evenstep.core.load.limits import SizeLimits
@@ -23,10 +27,12 @@ from evenstep.worker.device_memory import LearntLimit
 from evenstep.worker.device_state import WithDevice
 from evenstep.worker.factors import FactorSampler
 from evenstep.worker.meter import Meter, Stopwatch
-from evenstep.worker.source import command, commit_of
 from evenstep.worker.summary import Summary
 from evenstep.worker.tracker import Tracker
 from evenstep.worker.worker import Worker
+
+_SECRET: Final = re.compile(r"--?[\w-]*(key|token|secret|password)(=|$)", re.IGNORECASE)
+"""An option whose value nobody should read in a report, alone or with the value."""
 
 
 def open_tracker(
@@ -92,20 +98,14 @@ def _summary(agreed: Agreed, launched: LaunchSettings) -> Summary | None:
     # With servers, the first server gives it.
     if alone or launched.survey_up_to or agreed.scheme.served is not None:
         return None
+    option = "--scheme " if VARIABLE in os.environ else f"{VARIABLES['scheme']}="
     return Summary(
         workers=len(agreed.workers),
         global_batch_size=agreed.problem.global_batch_size,
         scheme=agreed.scheme.name,
         say=say if marks is None else partial(leave_line, marks),
-        then=_balanced(launched),
+        then='scheme="lb-bsp" in the script' if launched.scheme is None else f"the same command with {option}lb-bsp",
     )
-
-
-def _balanced(launched: LaunchSettings) -> str:
-    """The way to start this run again with sizes by speed, as text."""
-    if launched.scheme is None:
-        return 'scheme="lb-bsp" in the script'
-    return f"the same command with {'--scheme ' if VARIABLE in os.environ else 'EVENSTEP_SCHEME='}lb-bsp"
 
 
 def run_event(agreed: Agreed, rank: int, *, iterations: int, seed: int, torch: str = "") -> Run:
@@ -135,3 +135,38 @@ def run_event(agreed: Agreed, rank: int, *, iterations: int, seed: int, torch: s
         command=command(),
         commit=commit_of(Path(sys.argv[0]).absolute().parent),
     )
+
+
+def command() -> str:
+    """The script and its arguments, as typed in a shell, with `***` for keys, tokens, secrets and passwords."""
+    words, hidden = [Path(sys.argv[0]).name], False
+    for word in sys.argv[1:]:
+        option = _SECRET.match(word)
+        if option is not None:
+            word = option[0] + "***" * option[0].endswith("=")
+        words.append("***" if hidden and not word.startswith("-") else word)
+        hidden = option is not None and not option[2]
+    return shlex.join(words).replace("'***'", "***")
+
+
+def commit_of(folder: Path) -> str:
+    """The commit that the git repository around a folder has checked out, 12 digits; empty if there is none.
+
+    Its files say so, without a process of git, which would copy a process that may hold threads and devices.
+    """
+    with suppress(OSError, ValueError):
+        found = next((each / ".git" for each in (folder, *folder.parents) if (each / ".git").exists()), None)
+        if found is None:
+            return ""
+        if found.is_file():  # A worktree or a submodule.
+            found = found.parent / found.read_text().removeprefix("gitdir:").strip()
+        head = (found / "HEAD").read_text().strip()
+        if not head.startswith("ref: "):
+            return head[:12]
+        name, common = head.removeprefix("ref: "), found / "commondir"
+        shared = found / common.read_text().strip() if common.exists() else found
+        if (shared / name).exists():
+            return (shared / name).read_text().strip()[:12]
+        packed = (line.split() for line in (shared / "packed-refs").read_text().splitlines())
+        return next((words[0][:12] for words in packed if words[1:] == [name]), "")
+    return ""

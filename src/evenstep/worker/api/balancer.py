@@ -247,14 +247,13 @@ class Balancer(Loop):
         self._planned = self._tracker.shares(ledger, epoch=self._at.epoch, depth=0)
         return self._planned
 
-    def _weight_of(self, part: Part) -> float:
-        return self._weigh(part) if self._period is None else float(part.samples > 0)
-
-    def _average_of(self, part: Part) -> float | None:
-        if self._period is None or not due_fragments(part, self._period):
-            return None
-        samples = self._since_average + part.sizes
-        return float(samples[self._worker.rank] / samples.sum())
+    def _share_of(self, part: Part) -> Share:
+        share = super()._share_of(part)
+        if self._period is None:
+            return replace(share, weight=self._weigh(part))
+        samples, due = self._since_average + part.sizes, due_fragments(part, self._period)
+        average = float(samples[self._worker.rank] / samples.sum()) if due else None
+        return replace(share, weight=float(part.samples > 0), average=average)
 
     def _begin(self, part: Part) -> None:
         if self._due:

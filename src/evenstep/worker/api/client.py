@@ -246,9 +246,6 @@ class Client(Loop):
     def _shares(self, ledger: Ledger) -> Shares:
         return self._pass.start(self._at.epoch)
 
-    def _weight_of(self, part: Part) -> float:
-        return 1.0
-
     def _begin(self, part: Part) -> None:
         super()._begin(part)
         self._batch = self._pass.hand_out(part.iteration)
@@ -309,7 +306,6 @@ class _Optimizer:
         self._known = set(self.values)
 
     def options(self) -> tuple[Options, ...]:
-        """The current options of the only param group."""
         if self.values.keys() != self._known:
             odd = ", ".join(sorted(self.values.keys() ^ self._known))
             raise ConfigError(f"client.options must keep its names, but {odd} came or went: give them to the Client")

@@ -131,9 +131,8 @@ class Loop(ABC):
             positions=positions,
             indices=self._order[positions],
             samples=part.samples,
-            weight=self._weight_of(part),
+            weight=1.0,
             sizes=part.sizes,
-            average=self._average_of(part),
         )
 
     def _begin(self, part: Part) -> None:
@@ -151,14 +150,6 @@ class Loop(ABC):
     @abstractmethod
     def _shares(self, ledger: Ledger) -> Shares:
         """Return this worker's shares of the current epoch, which starts at the ledger's position."""
-
-    @abstractmethod
-    def _weight_of(self, part: Part) -> float:
-        """Return `Share.weight` of this part."""
-
-    def _average_of(self, part: Part) -> float | None:
-        """Return `Share.average` of this part."""
-        return None
 
     def _leave(self) -> None:
         """Called when the script has left the epoch, at its end or before."""
