@@ -33,7 +33,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.run import config_from_args
 
-from evenstep.core.ending import failures_in
+from evenstep.core.ending import Ending, failures_in
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
 from evenstep.core.supervision import Supervision
@@ -248,9 +248,7 @@ def _run_with_servers(
     failures = failures_in(ends)
     if len(failures) == workers:
         raise failure_of_all(ends, servers.lost)
-    how = {end.worker: str(end) for end in failures}
-    how |= {worker: f"worker {worker} {lost}" for worker, lost in supervision.lost.items()}
-    return [f"{each}; the others finished without it" for _, each in sorted(how.items())]
+    return _without(failures, supervision)
 
 
 def _run_elastic(command: _Command, workers: int, settings: LaunchSettings, status_dir: Path) -> list[str]:
@@ -280,8 +278,14 @@ def _run_elastic(command: _Command, workers: int, settings: LaunchSettings, stat
     failures = [each for each in failures_in(ends) if not each.asked_to_end]
     if all(each.failed for each in ends):
         raise failure_of_all(ends, None) if failures else RunFailedError("no replica finished", exit_code=1)
-    how = [*map(str, failures), *(f"worker {worker} {lost}" for worker, lost in sorted(supervision.lost.items()))]
-    return [f"{each}; the others finished without it" for each in how]
+    return _without(failures, supervision)
+
+
+def _without(failures: list[Ending], supervision: Supervision) -> list[str]:
+    """Return the sentences about lost workers, by rank."""
+    how = {end.worker: str(end) for end in failures}
+    how |= {worker: f"worker {worker} {lost}" for worker, lost in supervision.lost.items()}
+    return [f"{each}; the others finished without it" for _, each in sorted(how.items())]
 
 
 def _keep(run_dir: Path | None, event: LauncherEvent) -> None:

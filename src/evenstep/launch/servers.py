@@ -146,12 +146,7 @@ class Servers:
             self._look(deadline)
 
     def _look(self, deadline: float | None = None) -> None:
-        """Wait a little for a server to report something; all must listen before the deadline, if there is one.
-
-        Raises:
-            _ServerLostError: A server ended, was silent for too long, or is late.
-            _ClosingError: The servers are to end.
-        """
+        """Wait a little for a server to report something; all must listen before the deadline, if there is one."""
         timeout = min(POLL_SECONDS, self._settings.heartbeat_seconds / 4)
         if deadline is not None:
             timeout = min(timeout, max(0.0, deadline - time.monotonic()))
