@@ -181,11 +181,7 @@ class _PlainValues(DefaultLoadPlanner):
 
 
 def _load(checkpoint: Path, targets: dict[str, Any]) -> dict[str, Any]:
-    """Read a checkpoint's tensors into the targets, and the rest in the place of theirs; return them.
-
-    Raises:
-        OSError: No try could read it.
-    """
+    """Read a checkpoint's tensors into the targets, and the rest in the place of theirs; return them."""
 
     def load() -> None:
         try:

@@ -73,6 +73,7 @@ def compared(overviews: Sequence[RunOverview]) -> str:
 
 def values_of(overview: RunOverview) -> dict[str, Any]:
     """The numbers as plain values that JSON can hold."""
+    noted = {each.name: (each.values[-1], len(each.values)) for each in overview.curves}
     return {
         "name": overview.name,
         "about": about(overview.run),
@@ -88,10 +89,8 @@ def values_of(overview: RunOverview) -> dict[str, Any]:
             }
             for each in overview.run.happenings
         ],
-        "noted": {each.name: {"last": _number(each.values[-1]), "count": len(each.values)} for each in overview.curves},
+        "noted": {  # JSON has no NaN.
+            name: {"last": float(last) if np.isfinite(last) else None, "count": count}
+            for name, (last, count) in noted.items()
+        },
     }
-
-
-def _number(value: float) -> float | None:
-    """The value for JSON; None for NaN, which JSON lacks."""
-    return float(value) if np.isfinite(value) else None

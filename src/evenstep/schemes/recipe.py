@@ -39,7 +39,6 @@ _WORDS: Final = {
     bool: "true or false", int: "a whole number", float: "a number", Scheme: "a scheme", str: "a name",
     Sequence: "batch sizes such as 12/9/3",
 }  # fmt: skip
-_BOOLEANS: Final = {"true": True, "false": False}
 _OTHER_SIGN: Final = re.compile(r"(?P<name>[A-Za-z_-]+)\s*[,;\s]\s*(?P<rest>[a-z_]+\s*=.{0,100})")
 
 _WITHIN_NAMES: Final = re.compile(r"_|(?<=[a-z0-9])(?=[A-Z])")
@@ -300,7 +299,7 @@ def _text(value: object, parameter: inspect.Parameter) -> str:
 def _read(text: str, types: Collection[type]) -> object:
     """The value of one of these types that a text stands for; the text itself if there is none, which is refused."""
     if bool in types:
-        return _BOOLEANS.get(text.lower(), text)
+        return {"true": True, "false": False}.get(text.lower(), text)
     with suppress(ValueError):
         if str not in types and Sequence not in types:
             return int(text) if int in types else float(text)
