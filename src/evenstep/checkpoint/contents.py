@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.stateful import Stateful
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.shown import shown
+from evenstep.core.shown import first_line, shown
 from evenstep.tensors.messages import all_finite
 from evenstep.torch.model import device_of, unwrapped
 
@@ -231,10 +231,10 @@ def packed(what: str, plain: Any) -> bytes:
         torch.save(plain, buffer)
         unpacked(buffer.getvalue())
     except Exception as error:  # pickle raises whatever the object raises.
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise ConfigError(
-            f"the state of {what} holds more than tensors and plain values, and is not saved ({reason}): have its"
-            " state_dict return numbers, strings, tensors and lists or dicts of them"
+            f"the state of {what} holds more than tensors and plain values, and is not saved"
+            f" ({first_line(error).rstrip('.')}): have its state_dict return numbers, strings, tensors and lists or"
+            " dicts of them"
         ) from error
     return buffer.getvalue()
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.nearest import nearest
-from evenstep.core.shown import shown
+from evenstep.core.shown import first_line, shown
 from evenstep.core.values import UNLIMITED
 from evenstep.schemes.given_sizes import read_sizes, text_of
 from evenstep.schemes.scheme import LOCAL_STEPS, Scheme, Served, one_of
@@ -188,10 +188,10 @@ def import_recipes(module: str, folder: str | None = None) -> None:
     try:
         import_module(module)
     except Exception as error:
-        why = str(error).partition("\n")[0]
+        why = f"{type(error).__name__}: {first_line(error)}"
         raise ConfigError(
-            f"the module {shown(module)} of a scheme cannot be imported ({type(error).__name__}: {why}): check its name"
-            f" and that it is in {folder} or on PYTHONPATH"
+            f"the module {shown(module)} of a scheme cannot be imported ({why}): check its name and that it is in"
+            f" {folder} or on PYTHONPATH"
         ) from error
 
 
