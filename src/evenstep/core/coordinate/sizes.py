@@ -64,9 +64,8 @@ class Sizes:
         self._part_of: dict[int, _Part] = {}
         self._batch = 0  # The sum over all parts.
         self._all: dict[int, int] | None = None
-        self._saved: dict[
-            tuple[int, ...], State
-        ] = {}  # Policies of a checkpoint whose workers are not back, by members.
+        # Policies of a checkpoint whose workers are not back, by members.
+        self._saved: dict[tuple[int, ...], State] = {}
 
     @property
     def members(self) -> tuple[int, ...]:
