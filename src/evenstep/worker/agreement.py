@@ -213,8 +213,11 @@ def hold_of(
     Raises:
         ConfigError: This many workers cannot emulate it.
     """
-    with naming("emulate" if emulate is not None else VARIABLES["emulate"]):
-        cluster = _cluster(emulate if emulate is not None else launched.emulate, workers)
+    given = launched.emulate if emulate is None else emulate
+    with naming(VARIABLES["emulate"] if emulate is None else "emulate"):
+        cluster = given if given is None or isinstance(given, Cluster) else read_cluster(Path(given))
+        if cluster is not None:
+            require_emulable(cluster, workers)
     parts: list[Disturbance] = [] if cluster is None else [cluster.disturbance()]
     device = None if cluster is None else cluster.workers[rank].device
     for text in launched.slow:
@@ -235,16 +238,3 @@ def hold_of(
         wait=time.sleep,
     )
     return hold, device is not None
-
-
-def _cluster(emulate: Cluster | str | None, workers: int) -> Cluster | None:
-    """Return the cluster to emulate, if any; ConfigError if this many workers cannot emulate it."""
-    if emulate is None:
-        return None
-    cluster = emulate if isinstance(emulate, Cluster) else read_cluster(Path(emulate))
-    if len(cluster) != workers:
-        raise ConfigError(
-            f"the cluster to emulate describes {len(cluster)} workers but {workers} were started: make them the same"
-        )
-    require_emulable(cluster)
-    return cluster
