@@ -31,7 +31,9 @@ class FactorSampler:
     def __init__(self, *, threads: int, clock: Callable[[], float], root: Path = Path("/")) -> None:
         self._threads = threads
         self._clock = clock
-        self._quota_files = _quota_files(root)
+        # The CPU quota of this process's control group and of its parents.
+        found = group_folders(root, "cpu", two=("cpu.max",), one=("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+        self._quota_files = [tuple(folder / name for name in names) for folder, names in found]
         self._cores = usable_cores()
         self._taken = (-math.inf, 0.0, 0.0)  # Time of the last reading, and busy seconds then: all, and our own.
         self._share = 1.0
@@ -39,7 +41,11 @@ class FactorSampler:
 
     def sample(self) -> Factors:
         """Read the current factors: the cores at most every 0.1 s and the memory at most every 4 s. Never raises."""
-        return Factors(cpu_availability=self._cpu(), memory_availability=self._memory_availability())
+        now = self._clock()
+        if now - self._memory[0] >= 4.0:
+            memory = psutil.virtual_memory()
+            self._memory = (now, memory.available / memory.total)
+        return Factors(cpu_availability=self._cpu(), memory_availability=self._memory[1])
 
     def _cpu(self) -> float:
         now = self._clock()
@@ -52,13 +58,6 @@ class FactorSampler:
             self._taken = (now, busy, own)
         quota = min(map(_quota, self._quota_files), default=math.inf)
         return min(self._share, quota / min(self._threads, len(self._cores)), 1.0)
-
-    def _memory_availability(self) -> float:
-        now = self._clock()
-        if now - self._memory[0] >= 4.0:
-            memory = psutil.virtual_memory()
-            self._memory = (now, memory.available / memory.total)
-        return self._memory[1]
 
 
 def usable_cores() -> frozenset[int]:
@@ -88,15 +87,6 @@ def _busy_seconds(cores: frozenset[int]) -> float:
         for core in cores
         if core < len(times)
     )
-
-
-def _quota_files(root: Path) -> list[tuple[Path, ...]]:
-    """Return the CPU quota files of this process's control group and its parents, in version 2 or 1."""
-    one = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-    return [
-        tuple(folder / name for name in names)
-        for folder, names in group_folders(root, "cpu", two=("cpu.max",), one=one)
-    ]
 
 
 def group_folders(
