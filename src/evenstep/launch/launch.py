@@ -35,7 +35,7 @@ from torch.distributed.run import config_from_args
 
 from evenstep.core.ending import Ending, failures_in
 from evenstep.core.errors import ConfigError
-from evenstep.core.shown import shown
+from evenstep.core.shown import first_line, shown
 from evenstep.core.supervision import Supervision
 from evenstep.launch.checks import require_numbers, require_script, require_settings
 from evenstep.launch.launch_settings import LaunchSettings
@@ -144,7 +144,9 @@ class _Command:
             config, program, program_arguments = config_from_args(arguments)
             get_logging_handler(log := getattr(arguments, "event_log_handler", "null"))
         except (AssertionError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"{_line(error).rstrip('.')}: see torchrun's documentation of this argument") from error
+            raise ConfigError(
+                f"{first_line(error).rstrip('.')}: see torchrun's documentation of this argument"
+            ) from error
         except KeyError as error:  # Raised for an unknown handler.
             raise ConfigError(f"torchrun has no event log handler {shown(log)}: give null or console") from error
         if not config.monitor_interval > 0:
@@ -193,8 +195,8 @@ def _run_workers(command: _Command, settings: LaunchSettings, status_dir: Path, 
             raise failure_of(read_endings(status_dir), killed) from None
     except (RendezvousError, DistError, ValueError, ImportError) as error:  # The latter two of the rendezvous' options.
         raise ConfigError(
-            f"the nodes did not find each other ({_line(error)}): check --rdzv-backend, --rdzv-endpoint, --nnodes and"
-            " the network"
+            f"the nodes did not find each other ({first_line(error)}): check --rdzv-backend, --rdzv-endpoint, --nnodes"
+            " and the network"
         ) from error
     finally:
         _stop_leftovers()
@@ -269,9 +271,8 @@ def _run_elastic(command: _Command, workers: int, settings: LaunchSettings, stat
     )
     marks = None if settings.marks is None else Path(settings.marks)
     with quorum_of(settings) as address, Watch(status_dir, supervision, record=partial(_keep, run_dir), marks=marks):
-        os.environ.setdefault(
-            "TORCH_CPP_LOG_LEVEL", "ERROR"
-        )  # Of each replica, that its model may have unused parameters.
+        # It would tell of each replica that its model may have unused parameters.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         kept = command.under_keepers(status_dir, restarts=restarts, processes=settings.nproc_per_replica)
         _run_workers(kept, structs.replace(settings, lighthouse=address), status_dir, supervision)
     ends = read_endings(status_dir)
@@ -344,7 +345,3 @@ def _stop_leftovers() -> None:
                 process.kill()
                 left.append(process)
     psutil.wait_procs(left, timeout=5.0)  # Killed processes end at once, unless a disk holds them.
-
-
-def _line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
