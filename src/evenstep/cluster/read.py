@@ -56,32 +56,11 @@ def parse_cluster(text: str, *, name: str = "cluster file") -> Cluster:
     ...     [devices.fast]
     ...     fixed = "10 ms"
     ...     per_sample = "0.5 ms"
-    ...     flat = 8
-    ...     largest_batch = 169
-    ...     [devices.old]
-    ...     measured = "gtx750"
-    ...     [links.lan]
-    ...     bandwidth = "10 Gbit/s"
-    ...     latency = "0.1 ms"
-    ...     [hosts.node7]
-    ...     link = "lan"
-    ...     [disturbances.busy]
-    ...     kind = "episodic"
-    ...     factor = 3
-    ...     period = 200
-    ...     shortest = 10
-    ...     longest = 50
     ...     [[workers]]
     ...     device = "fast"
-    ...     host = "node7"
     ...     count = 3
-    ...     [[workers]]
-    ...     device = "old"
-    ...     disturb = ["busy"]
     ... ''')
-    >>> len(cluster), cluster.largest_batch(0), cluster.workers[0].host.link.latency_seconds
-    (4, 169, 0.0001)
-    >>> cluster.disturbance().seconds(worker=2, iteration=0, batch_size=2, natural_seconds=0.0)
+    >>> cluster.disturbance().seconds(worker=2, iteration=0, batch_size=8, natural_seconds=0.0)
     0.014
     """
     with naming(name):
