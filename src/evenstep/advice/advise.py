@@ -1,6 +1,7 @@
 """Finds the scheme to use on given machines by simulating schemes on their measurements."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
@@ -128,13 +129,17 @@ def advise(
     best = max((each.samples_per_second for each in stale), default=0.0)
     close = [each for each in stale if each.samples_per_second >= 0.97 * best]
     least = min(close, key=lambda each: each.mean_staleness, default=pick)
-    scheme, measured = machines.measured or (None, None)
+    (scheme, measured), simulated = machines.measured or (None, None), None
+    if scheme is not None:
+        with suppress(ConfigError):  # It cannot be simulated.
+            parse_scheme(scheme, imports=False)  # A name from a log must not choose a module to import.
+            simulated = _simulated(machines, scheme, message_bytes).samples_per_second
     return Advice(
         pick=pick,
         stale=least if least.samples_per_second >= (1 + STALE_WORTH) * pick.samples_per_second else None,
         runs=tuple(runs),
         why=tuple(reasons(machines)),
-        simulated=None if scheme is None else _own(machines, scheme, message_bytes),
+        simulated=simulated,
         measured=measured,
         most=machines.proportional,
     )
@@ -179,15 +184,6 @@ def _simulated(machines: Machines, name: str, message_bytes: int | None) -> Simu
         exchange_seconds=machines.exchange_seconds,
     )
     return replace(simulate(scenario), scheme=name)
-
-
-def _own(machines: Machines, scheme: str, message_bytes: int | None) -> float | None:
-    """The samples/s of the run's own scheme; None if that cannot be simulated."""
-    try:
-        parse_scheme(scheme, imports=False)  # A name from a log must not choose a module to import.
-        return _simulated(machines, scheme, message_bytes).samples_per_second
-    except ConfigError:
-        return None
 
 
 def _percent(speed_up: float) -> str:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Final, final
 
@@ -301,9 +301,8 @@ def recorded_run(*events: Iterable[Event]) -> RecordedRun:
         ConfigError: No worker has finished an iteration.
     """
     builder = RunBuilder()
-    for some in events:
-        for event in some:
-            builder.take(event)
+    for event in chain.from_iterable(events):
+        builder.take(event)
     return builder.finish()
 
 

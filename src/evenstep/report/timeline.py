@@ -93,19 +93,15 @@ def moves_of(run: RecordedRun, times: Times, elasticities: Mapping[int, float]) 
 
 
 def _moved(before: Sequence[int], after: Sequence[int]) -> bool:
-    if len(before) != len(after):
-        return True
-    equal = sum(after) / max(len(after), 1)
-    return any(abs(one - other) > ALIKE * equal for one, other in zip(before, after, strict=True))
+    equal, pairs = sum(after) / max(len(after), 1), zip(before, after, strict=False)
+    return len(before) != len(after) or any(abs(one - other) > ALIKE * equal for one, other in pairs)
 
 
 def _came_or_went(before: Planned, after: Planned) -> str:
     """The workers that came or went between two plans, in words; empty if they are the same."""
-    said = []
-    for worker, (had, has) in enumerate(zip(before.batch_sizes, after.batch_sizes, strict=True)):
-        if (had == 0) != (has == 0):
-            said.append(f"worker {worker} {'came' if has else 'went'}")
-    return ", ".join(said)
+    both = enumerate(zip(before.batch_sizes, after.batch_sizes, strict=True))
+    changed = [(worker, has) for worker, (had, has) in both if (had == 0) != (has == 0)]
+    return ", ".join(f"worker {worker} {'came' if has else 'went'}" for worker, has in changed)
 
 
 def _reason(then: Mapping[int, float], now: Mapping[int, float]) -> str:

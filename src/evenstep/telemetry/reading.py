@@ -26,12 +26,7 @@ ROLES: Final[tuple[Role, ...]] = ("worker", "server", "launcher")
 """All roles."""
 
 
-class _Tagged(msgspec.Struct):
-    event: str
-
-
 _DECODER: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(Union[tuple(RECORDS.values())])  # noqa: UP007 - made here
-_KIND: Final = msgspec.json.Decoder(_Tagged)
 _CONTROL: Final = re.compile(rb"(\\\\)|\\(?:[bfr]|u00(?:0[^9aA]|1.|7[fF]|[89].))|\x7f|\xc2[\x80-\x9f]")
 """Control characters in JSON except tabs and new lines; the group matches backslashes that do not begin a code."""
 _MISSING: Final = re.compile("Object missing required field `(?!event`)(.*?)`$")
@@ -50,8 +45,9 @@ def event_of(line: bytes) -> Event | None:
     try:
         event: Event = _DECODER.decode(_printable(line))
     except (ValueError, RecursionError) as error:
-        with suppress(ValueError, RecursionError):
-            if _KIND.decode(line).event not in RECORDS:
+        with suppress(KeyError, RecursionError, TypeError, ValueError):
+            kind = msgspec.json.decode(line)["event"]
+            if isinstance(kind, str) and kind not in RECORDS:
                 return None
         missing = _MISSING.match(str(error))
         if missing is not None:

@@ -113,7 +113,9 @@ def served_verdict(
     If they have few iterations, the `longer` ones of the same run decide whether there are enough for a verdict.
     Without `name_lost`, only those absent workers are named that left by themselves.
     """
-    everyone = _without_early(workers)
+    everyone = list(workers)
+    if all(each.lost is not None for each in workers):  # A script may end its loop after some steps on all of them.
+        everyone = [replace(each, lost=None) if each.lost == EARLY else each for each in workers]
     gone = [each for each in everyone if each.lost is not None]
     stayed = [each for each in everyone if each.lost is None]
     lost = any(each.lost != EARLY for each in gone)
@@ -124,27 +126,17 @@ def served_verdict(
         _verdict(stayed or everyone, lost=lost) if enough else undecided(iterations, seconds, _FEWEST - iterations)
     )
     texts = [] if len(stayed) < 2 and gone else [verdict.text]
-    texts += [_gone(each) for each in gone if name_lost or each.lost == EARLY]
+    for each in gone:
+        if each.lost == EARLY:
+            texts.append(f"Worker {each.worker} left early, after {counted(each.iterations)}.")
+        elif name_lost:
+            texts.append(f"Worker {each.worker} was lost after {counted(each.iterations)} ({each.lost}).")
     return replace(verdict, text=" ".join(texts))
 
 
 def served_long_enough(workers: Sequence[ServedWorker]) -> bool:
     """True if these workers were at work long enough for a verdict."""
     return max(each.iterations for each in workers) >= _FEWEST
-
-
-def _without_early(workers: Sequence[ServedWorker]) -> list[ServedWorker]:
-    """The workers, none marked early if all left early or were lost: a script may end its loop after some steps."""
-    if any(each.lost is None for each in workers):
-        return list(workers)
-    return [replace(each, lost=None) if each.lost == EARLY else each for each in workers]
-
-
-def _gone(worker: ServedWorker) -> str:
-    after = f"after {counted(worker.iterations)}"
-    if worker.lost == EARLY:
-        return f"Worker {worker.worker} left early, {after}."
-    return f"Worker {worker.worker} was lost {after} ({worker.lost})."
 
 
 def _verdict(workers: Sequence[ServedWorker], *, lost: bool) -> Verdict:

@@ -46,17 +46,14 @@ class Prometheus:
                 self._left.inc()
             case Failed():
                 self._failed.inc()
-        if (point := self._points.of(event)) is not None:
-            for name, value in point.values.items():
-                self._set(name, value, str(point.worker))
-
-    def _set(self, name: str, value: float, worker: str) -> None:
-        safe = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in name)
-        if safe not in self._gauges:
-            self._gauges[safe] = self._gauge(
-                f"evenstep_{safe}", f"{name} of the latest iteration", ["worker"], registry=self._registry
-            )
-        self._gauges[safe].labels(worker).set(value)
+        if (point := self._points.of(event)) is None:
+            return
+        for name, value in point.values.items():
+            safe = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in name)
+            if safe not in self._gauges:
+                told = f"{name} of the latest iteration"
+                self._gauges[safe] = self._gauge(f"evenstep_{safe}", told, ["worker"], registry=self._registry)
+            self._gauges[safe].labels(str(point.worker)).set(value)
 
     def close(self) -> None:
         """Stop listening."""
