@@ -38,12 +38,10 @@ def comparison_table(runs: Sequence[RunSummary], *, further: Sequence[tuple[str,
         table.add_column(run.scheme, justify="right")
     # Behind a barrier all workers have the same.
     iterations = [[run] if run.served is None else run.workers for run in runs]
+    averages = [" ".join(f"{each.iteration_seconds * 1000:.0f}" for each in of) + " ms" for of in iterations]
     rows = [
         ("samples/s", [f"{run.samples_per_second:,.0f}" for run in runs]),
-        (
-            "average iteration",
-            [" ".join(f"{each.iteration_seconds * 1000:.0f}" for each in of) + " ms" for of in iterations],
-        ),
+        ("average iteration", averages),
         ("waiting per worker", [" ".join(f"{each.waiting_share:.0%}" for each in run.workers) for run in runs]),
         ("final batch sizes", [" ".join(str(each.last_batch_size) for each in run.workers) for run in runs]),
         *further,

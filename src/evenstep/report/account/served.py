@@ -151,7 +151,7 @@ def _verdict(workers: Sequence[ServedWorker], *, lost: bool) -> Verdict:
         if cost >= SPREAD:
             return spread(cost, pace.get(slowest), barrier=False, lost=lost)
         return no_worker_slow(cost)
-    cause = max(means[worker], key=lambda each: means[worker][each] - np.median([own[each] for own in means.values()]))
+    cause = max(means[worker], key=lambda each: means[worker][each] - np.median([of[each] for of in means.values()]))
     if ratios[worker] < SLOW:  # Its smaller size makes up for its seconds per sample.
         worker, cause = slowest, Part.COMPUTE
     slow = pace.get(worker) if cause is Part.COMPUTE else ratios[worker]
