@@ -108,7 +108,7 @@ class Client(Loop):
             **share_options,
         )
         worker = asked.worker
-        activity = Activity()
+        activity, timeout_seconds = Activity(), launched.timeout_seconds(timeout)
         secret = os.environ.get(SECRET_VARIABLE) if secret is None else secret
         if not addresses or not secret:
             raise ConfigError(
@@ -120,7 +120,7 @@ class Client(Loop):
             asked.rank,
             lambda shard: connect(addresses[shard], secret=key),
             len(addresses),
-            timeout_seconds=launched.timeout_seconds(timeout),
+            timeout_seconds=timeout_seconds,
             activity=activity,
         )
         try:
