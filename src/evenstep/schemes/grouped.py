@@ -67,7 +67,7 @@ def grouped(
         ) from error
     sync = Grouped(grouping=_grouping(str(groups), by, behind), across=_across(across).sync)
     options: dict[str, Any] = {"rate": rate, "clip": clip, "nonfinite": nonfinite, "servers": servers}
-    return on_servers("grouped", sync, scheme, push_to=push_to, optimizer=optimizer, **options, **local)
+    return on_servers("grouped", sync, inside, push_to=push_to, optimizer=optimizer, **options, **local)
 
 
 def _across(across: Scheme | str) -> Scheme:
