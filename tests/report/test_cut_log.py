@@ -144,7 +144,7 @@ def test_a_pipe_or_a_device_in_a_run_directory_is_one_sentence(whole, tmp_path, 
 LIMITED = """
 import resource, sys
 from evenstep.cli.main import main
-from evenstep.telemetry import Tail
+from evenstep.telemetry import RunTail
 
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 codes = [main([command, sys.argv[1], *more]) for command, *more in (["report", "--json"], ["top", "--json"])]

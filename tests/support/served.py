@@ -18,7 +18,7 @@ import pytest
 
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.launch.server_settings import SECRET_VARIABLE
-from evenstep.telemetry import Tail
+from evenstep.telemetry import RunTail
 from support.guard import GUARD_SECONDS
 from support.processes import CONTEXT, run_workers
 from support.records import check_records
@@ -106,7 +106,9 @@ def serve_on(settings, secret, end, terminal):
 def server_events(run_dir, kind=None):
     """What shard 0 has written down, every line of which is a record."""
     check_records(Path(run_dir))
-    return [event for event in Tail(Path(run_dir, "server-0.jsonl")).new() if kind in (None, event.kind)]
+    return [
+        event for event in RunTail(Path(run_dir)).new_in(Path(run_dir, "server-0.jsonl")) if kind in (None, event.kind)
+    ]
 
 
 def leaves(run_dir):

@@ -13,7 +13,7 @@ from evenstep.cluster import parse_cluster
 from evenstep.core.errors import ConfigError
 from evenstep.schemes import parse_scheme
 from evenstep.sim import Log, Scenario, simulate
-from evenstep.telemetry import SCHEMA, JsonlRecorder, RunTail, Tail, read_events
+from evenstep.telemetry import SCHEMA, JsonlRecorder, RunTail, read_events
 from evenstep.telemetry.events import (
     RECORDS,
     Disturbed,
@@ -137,7 +137,7 @@ def end(at):
 
 def test_a_line_that_is_not_whole_waits_for_the_next_look(tmp_path):
     path = tmp_path / "worker-0.jsonl"
-    tail = Tail(path)
+    tail = RunTail(tmp_path)
     assert list(tail.new()) == []
     path.write_text('{"event":"end","worker":0,"at":1}\n{"event":"end","wor')
     assert list(tail.new()) == [end(1)]

@@ -54,7 +54,7 @@ def test_prometheus_is_served_on_this_host_alone():
     try:
         for event in records(events_of(PARTS, notes=True)):
             sink.record(event)
-        with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=GUARD_SECONDS) as answer:
+        with urllib.request.urlopen(sink.url, timeout=GUARD_SECONDS) as answer:
             lines = answer.read().decode().splitlines()
     finally:
         sink.close()
@@ -78,7 +78,7 @@ def test_the_dashboard_asks_for_metrics_that_are_served():
             sink.record(event)
             if isinstance(event, IterationDone):
                 sink.record(structs.replace(event, staleness=1, behind=1, lead=0))
-        with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=GUARD_SECONDS) as answer:
+        with urllib.request.urlopen(sink.url, timeout=GUARD_SECONDS) as answer:
             served = {line.partition("{")[0].partition(" ")[0] for line in answer.read().decode().splitlines()}
     finally:
         sink.close()
@@ -92,7 +92,7 @@ def test_what_was_noted_under_any_name_has_a_metric():
         for values in ({"loss/train [\xe4]": 0.5}, {"loss_train ____": None}, {"loss-train": 2}):
             sink.record(Noted(worker=0, iteration=1, at=1.0, samples=4, values=values))
         sink.record(Failed(worker=0, iteration=1, at=1.0, type="ValueError", text=""))
-        with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=GUARD_SECONDS) as answer:
+        with urllib.request.urlopen(sink.url, timeout=GUARD_SECONDS) as answer:
             lines = answer.read().decode().splitlines()
     finally:
         sink.close()

@@ -1,6 +1,7 @@
 """Finds the scheme to use on given machines by simulating schemes on their measurements."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
@@ -21,10 +22,6 @@ WORTH: Final = 0.02
 """A gain below this does not justify another scheme."""
 STALE_WORTH: Final = 0.1
 """A gain over the best exact scheme below this does not justify stale gradients."""
-
-_ITERATIONS: Final = 400  # Of each simulation, unless more were measured.
-_EPOCH: Final = 100  # Iterations, so that schemes that decide once an epoch do so several times.
-_CLOSE: Final = 0.03  # Of those this close to the fastest stale scheme, the least stale one is named.
 
 
 @final
@@ -124,16 +121,26 @@ def advise(
         )
     names = sorted(dict.fromkeys((PLAIN, *schemes)), key=lambda name: not is_exact(name))
     runs = [_simulated(machines, name, message_bytes) for name in names]
-    pick, worth = _chosen(runs)
-    measured = machines.measured
-    own = None if measured is None else _own(machines, measured[0], message_bytes)
+    plain, exact = _plain(runs), [each for each in runs if is_exact(each.scheme)]
+    pick = max(exact, key=lambda each: each.samples_per_second)
+    if pick.samples_per_second < (1 + WORTH) * plain.samples_per_second:
+        pick = plain
+    stale = [each for each in runs if not is_exact(each.scheme)]
+    best = max((each.samples_per_second for each in stale), default=0.0)
+    close = [each for each in stale if each.samples_per_second >= 0.97 * best]
+    least = min(close, key=lambda each: each.mean_staleness, default=pick)
+    (scheme, measured), simulated = machines.measured or (None, None), None
+    if scheme is not None:
+        with suppress(ConfigError):  # It cannot be simulated.
+            parse_scheme(scheme, imports=False)  # A name from a log must not choose a module to import.
+            simulated = _simulated(machines, scheme, message_bytes).samples_per_second
     return Advice(
         pick=pick,
-        stale=worth,
+        stale=least if least.samples_per_second >= (1 + STALE_WORTH) * pick.samples_per_second else None,
         runs=tuple(runs),
         why=tuple(reasons(machines)),
-        simulated=own,
-        measured=None if measured is None else measured[1],
+        simulated=simulated,
+        measured=measured,
         most=machines.proportional,
     )
 
@@ -164,47 +171,19 @@ def _plain(runs: Sequence[SimulatedRun]) -> SimulatedRun:
     return next(each for each in runs if each.scheme == PLAIN)
 
 
-def _chosen(runs: Sequence[SimulatedRun]) -> tuple[SimulatedRun, SimulatedRun | None]:
-    """The run under the exact scheme to use, and the one under a stale scheme worth considering, if any."""
-    plain = _plain(runs)
-    worth = (1 + WORTH) * plain.samples_per_second
-    exact = [each for each in runs if is_exact(each.scheme) and each.samples_per_second >= worth]
-    pick = max(exact, key=lambda each: each.samples_per_second, default=plain)
-    stale = _least_stale(runs)
-    if stale is None or stale.samples_per_second < (1 + STALE_WORTH) * pick.samples_per_second:
-        return pick, None
-    return pick, stale
-
-
-def _least_stale(runs: Sequence[SimulatedRun]) -> SimulatedRun | None:
-    """Of the stale schemes about as fast as the fastest one, return the run with the least staleness, if any."""
-    stale = [each for each in runs if not is_exact(each.scheme)]
-    best = max((each.samples_per_second for each in stale), default=0.0)
-    close = [each for each in stale if each.samples_per_second >= (1 - _CLOSE) * best]
-    return min(close, key=lambda each: each.mean_staleness, default=None)
-
-
 def _simulated(machines: Machines, name: str, message_bytes: int | None) -> SimulatedRun:
-    iterations = max(min(_ITERATIONS, longest(len(machines.cluster))), machines.seconds.shape[1])
+    iterations = max(min(400, longest(len(machines.cluster))), machines.seconds.shape[1])
     scenario = Scenario(
         cluster=machines.cluster,
         scheme=parse_scheme(name),
         global_batch_size=machines.global_batch_size,
         iterations=iterations,
-        epoch_samples=min(_EPOCH, iterations // 4) * machines.global_batch_size,
+        # Schemes that decide once an epoch do so several times.
+        epoch_samples=min(100, iterations // 4) * machines.global_batch_size,
         message_bytes=message_bytes,
         exchange_seconds=machines.exchange_seconds,
     )
     return replace(simulate(scenario), scheme=name)
-
-
-def _own(machines: Machines, scheme: str, message_bytes: int | None) -> float | None:
-    """The samples/s of the run's own scheme; None if that cannot be simulated."""
-    try:
-        parse_scheme(scheme, imports=False)  # A name from a log must not choose a module to import.
-        return _simulated(machines, scheme, message_bytes).samples_per_second
-    except ConfigError:
-        return None
 
 
 def _percent(speed_up: float) -> str:

@@ -20,9 +20,6 @@ MIN_ITERATIONS: Final = 20
 
 _WARM_UP: Final = 2  # Iterations, which are not counted.
 _LEAST_SECONDS: Final = 1e-6  # The resolution of the log.
-_DESCRIBED: Final = 400  # Iterations of a described disturbance, unless it repeats after more.
-_FEWEST: Final = 100  # Iterations of each worker, and
-_MOST: Final = 20_000  # of all together: their simulation takes seconds.
 
 
 @final
@@ -60,7 +57,7 @@ def _disturbed(worker: ClusterWorker, factors: FloatArray, other: float) -> Clus
 
 def longest(workers: int) -> int:
     """The most iterations to simulate for this number of workers: 20,000 in total, but at least 100 per worker."""
-    return max(_FEWEST, _MOST // workers)
+    return max(100, 20_000 // workers)  # Their simulation takes seconds.
 
 
 def measured_machines(run: RecordedRun, described: Cluster | None = None) -> Machines:
@@ -80,7 +77,6 @@ def measured_machines(run: RecordedRun, described: Cluster | None = None) -> Mac
             f"{run.unrecorded} of the run's workers have no iterations in this folder: copy the worker-*.jsonl of all"
             " hosts into one"
         )
-    elasticities = _elasticities(run)
     done = {worker: each[_WARM_UP:] for worker, each in run.counted.items()}
     length = min(len(each) for each in done.values())
     if len(done) < 2:
@@ -103,9 +99,14 @@ def measured_machines(run: RecordedRun, described: Cluster | None = None) -> Mac
         raise ConfigError("too few iterations had a whole global batch: give a run with longer epochs")
     others = np.array([float(np.mean(each.own_parts[1:].sum(axis=0))) for each in done.values()])
     exchange = min(float(np.mean(each.comm_seconds)) for each in done.values())
+    follows = Elasticity(len(run.iterations))
+    for worker, each in enumerate(run.counted.values()):
+        computed = (each.compute_seconds > 0) & (each.measured > 0)
+        sizes = each.measured[computed] * len(run.iterations) / run.global_batch_size
+        follows.observe(worker, each.compute_seconds[computed], sizes)
     machines = _of_columns(
         kept,
-        elasticities,
+        follows,
         others,
         0.0 if described is not None and described.links else exchange,
         run.global_batch_size,
@@ -126,7 +127,7 @@ def accounted_machines(account: Account) -> Machines:
         raise ConfigError(f"advice needs two workers and {MIN_ITERATIONS + _WARM_UP} iterations")
     return _of_columns(
         list(zip(samples, seconds, strict=True)),
-        _known(account.gain.elasticity),
+        account.gain.elasticity,
         others.mean(axis=1),
         float(exchange.mean()),
         account.global_batch_size,
@@ -135,27 +136,33 @@ def accounted_machines(account: Account) -> Machines:
 
 def _of_columns(
     kept: Sequence[tuple[FloatArray, FloatArray]],
-    elasticities: Sequence[float] | None,
+    elasticity: Elasticity,
     others: FloatArray,
     exchange: float,
     global_batch_size: int,
     described: Cluster | None = None,
 ) -> Machines:
     """The machines of workers with these columns of samples and compute seconds, up to the end of the shortest."""
-    equal, follows = global_batch_size / len(kept), elasticities or [1.0] * len(kept)
-    curves = [_curve(*each, 1 - share, equal) for each, share in zip(kept, follows, strict=True)]
-    length = min(len(samples) for samples, _ in kept)
-    factors = np.array([_factors(*each, curve)[:length] for each, curve in zip(kept, curves, strict=True)])
-    described_workers = (None,) * len(kept) if described is None else described.workers
-    beyond = others - others.min()
-    each_worker = zip(map(_worker, curves, described_workers), factors, beyond.tolist(), strict=True)
-    workers = tuple(_disturbed(*each) for each in each_worker)
+    # The part of each worker's time that follows its sizes, 0 to 1; all of it if no sizes have changed.
+    follows = elasticity.medians.tolist() if elasticity.known else [1.0] * len(kept)
+    equal = global_batch_size / len(kept)
+    length, beyond, at_equal, workers = min(len(samples) for samples, _ in kept), others - others.min(), [], []
+    for rank, (samples, seconds) in enumerate(kept):
+        fixed = 1 - follows[rank]
+        usual = max(float(np.median(seconds / (fixed + (1 - fixed) * samples / equal))), _LEAST_SECONDS)
+        curve = AffineCurve(fixed_seconds=fixed * usual, seconds_per_sample=(1 - fixed) * usual / equal)
+        expected = np.maximum(curve.fixed_seconds + curve.seconds_per_sample * samples, _LEAST_SECONDS)
+        factors = (np.maximum(seconds, _LEAST_SECONDS) / expected)[:length]
+        worker = ClusterWorker() if described is None else described.workers[rank]
+        device = Device(curve=curve) if worker.device is None else replace(worker.device, curve=curve)
+        workers.append(_disturbed(replace(worker, device=device), factors, float(beyond[rank])))
+        at_equal.append(curve.seconds(equal) * factors)
     return Machines(
-        cluster=Cluster(workers=workers) if described is None else replace(described, workers=workers),
-        seconds=np.array([curve.seconds(equal) for curve in curves])[:, np.newaxis] * factors,
+        cluster=replace(Cluster(workers=()) if described is None else described, workers=tuple(workers)),
+        seconds=np.array(at_equal),
         exchange_seconds=exchange + float(others.min()),
         global_batch_size=global_batch_size,
-        proportional=elasticities is None,
+        proportional=not elasticity.known,
         others=beyond,
     )
 
@@ -174,7 +181,15 @@ def described_machines(
     if len(cluster) < 2:
         raise ConfigError("the cluster has one worker, which waits for no other: there is no scheme to choose")
     equal = global_batch_size / len(cluster)
-    count = _horizon(cluster)
+    lengths = [400]  # Iterations of a described disturbance, unless it repeats after more.
+    for part in {part for worker in cluster.workers for part in worker.disturbances}:
+        if isinstance(part, Episodic):
+            lengths.append(part.period)
+        elif isinstance(part, From):
+            lengths.append(2 * part.first if part.until is None else part.until + part.first)
+        elif isinstance(part, Trace):
+            lengths.append(len(part.factors))
+    count = min(max(lengths), longest(len(cluster)))
     others = np.zeros(len(cluster)) if others is None else others
     at_equal, workers = [], []
     for rank, each in enumerate(cluster.workers):
@@ -199,25 +214,6 @@ def described_machines(
     )
 
 
-def _horizon(cluster: Cluster) -> int:
-    lengths = [_DESCRIBED]
-    for part in {part for worker in cluster.workers for part in worker.disturbances}:
-        if isinstance(part, Episodic):
-            lengths.append(part.period)
-        elif isinstance(part, From):
-            lengths.append(2 * part.first if part.until is None else part.until + part.first)
-        elif isinstance(part, Trace):
-            lengths.append(len(part.factors))
-    return min(max(lengths), longest(len(cluster)))
-
-
-def _worker(curve: AffineCurve, described: ClusterWorker | None) -> ClusterWorker:
-    if described is None:
-        return ClusterWorker(device=Device(curve=curve))
-    device = Device(curve=curve) if described.device is None else replace(described.device, curve=curve)
-    return replace(described, device=device)
-
-
 def _whole(done: Sequence[Iterations], run: RecordedRun) -> list[npt.NDArray[np.bool_]]:
     """The iterations of each worker that count: not those on an epoch's short last slice or without samples."""
     if run.servers is not None:
@@ -225,30 +221,3 @@ def _whole(done: Sequence[Iterations], run: RecordedRun) -> list[npt.NDArray[np.
     samples = np.array([each.samples for each in done])
     whole = (samples.sum(axis=0) >= run.global_batch_size) & (samples > 0).all(axis=0)
     return [whole] * len(done)
-
-
-def _elasticities(run: RecordedRun) -> list[float] | None:
-    """The part of each worker's time that follows its sizes, 0 to 1; None if no sizes have changed."""
-    follows = Elasticity(len(run.iterations))
-    for worker, done in enumerate(run.counted.values()):
-        computed = (done.compute_seconds > 0) & (done.measured > 0)
-        sizes = done.measured[computed] * len(run.iterations) / run.global_batch_size
-        follows.observe(worker, done.compute_seconds[computed], sizes)
-    return _known(follows)
-
-
-def _known(follows: Elasticity) -> list[float] | None:
-    return follows.medians.tolist() if follows.known else None
-
-
-def _curve(samples: FloatArray, seconds: FloatArray, share: float, equal: float) -> AffineCurve:
-    """The curve of the usual time, of which the fraction `share` at `equal` samples is fixed."""
-    relative = share + (1 - share) * samples / equal
-    usual = max(float(np.median(seconds / relative)), _LEAST_SECONDS)
-    return AffineCurve(fixed_seconds=share * usual, seconds_per_sample=(1 - share) * usual / equal)
-
-
-def _factors(samples: FloatArray, seconds: FloatArray, curve: AffineCurve) -> FloatArray:
-    """The time of each iteration relative to the usual time."""
-    usual = curve.fixed_seconds + curve.seconds_per_sample * samples
-    return np.asarray(np.maximum(seconds, _LEAST_SECONDS) / np.maximum(usual, _LEAST_SECONDS))

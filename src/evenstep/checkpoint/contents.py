@@ -17,12 +17,11 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.stateful import Stateful
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.shown import shown
+from evenstep.core.shown import first_line, shown
 from evenstep.tensors.messages import all_finite
 from evenstep.torch.model import device_of, unwrapped
 
-_MODEL: Final = "model."
-"""The prefix of the paths of a model's tensors."""
+_MODEL: Final = "model."  # The prefix of the paths of a model's tensors.
 
 
 @final
@@ -98,7 +97,12 @@ class Contents:
         }
         present = self.state()[1]
         self._require_same(plain, present, stored)
-        owners = self._owners()
+        # The parameters by the path of their optimizer state, such as `optimizer.0.state.3`.
+        owners = {
+            f"optimizer.{index}.state.{number}": parameter
+            for index, optimizer in enumerate(self.optimizers)
+            for number, parameter in enumerate(each for group in optimizer.param_groups for each in group["params"])
+        }
         targets = {}
         for path, each in stored.items():
             like = present.get(path, owners.get(".".join(path.split(".")[:4])))
@@ -144,14 +148,6 @@ class Contents:
         names, wanted = sorted(plain["extras"]), sorted(self.extras)
         if names != wanted:
             raise ConfigError(f"the checkpoint has the extras {names}, and {wanted} are to be restored: give the same")
-
-    def _owners(self) -> dict[str, torch.Tensor]:
-        """Return the parameters by the path of their optimizer state, such as `optimizer.0.state.3`."""
-        return {
-            f"optimizer.{index}.state.{number}": parameter
-            for index, optimizer in enumerate(self.optimizers)
-            for number, parameter in enumerate(each for group in optimizer.param_groups for each in group["params"])
-        }
 
 
 def _state_of(optimizer: Any) -> dict[str, Any]:
@@ -235,10 +231,10 @@ def packed(what: str, plain: Any) -> bytes:
         torch.save(plain, buffer)
         unpacked(buffer.getvalue())
     except Exception as error:  # pickle raises whatever the object raises.
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise ConfigError(
-            f"the state of {what} holds more than tensors and plain values, and is not saved ({reason}): have its"
-            " state_dict return numbers, strings, tensors and lists or dicts of them"
+            f"the state of {what} holds more than tensors and plain values, and is not saved"
+            f" ({first_line(error).rstrip('.')}): have its state_dict return numbers, strings, tensors and lists or"
+            " dicts of them"
         ) from error
     return buffer.getvalue()
 

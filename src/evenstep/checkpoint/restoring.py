@@ -155,10 +155,17 @@ def _read(checkpoint: Path, contents: Contents, loaders: Sequence[Batches]) -> N
 
     def go_on() -> None:
         contents.load(plain, found)
+        # Each worker has its own predictor, and continues the one that was trained on its device.
+        device, devices = device_identity(contents.device, workers), run["devices"]
+        forecaster = run["forecasters"][devices.index(device)] if devices.count(device) == 1 else None
         # The first loader comes last, since its sizes are used by all.
         for each, state in reversed(list(zip(loaders, run["loaders"], strict=True))):
-            _continue_loader(each, state, run, device_identity(contents.device, workers))
-        if len(run["devices"]) == workers.count:
+            # Under another scheme only the position in the samples is restored, not what was learned about speeds.
+            other = {"worker": None} if run["scheme"] == each.scheme else {"workers": 0}
+            each.load_state_dict({**state, "load": {**state["load"], **other}})
+            if forecaster is not None and run["scheme"] == each.scheme:
+                each.engine.tracker.meter.load_state_dict(forecaster)
+        if len(devices) == workers.count:
             restore_random_state(unpacked(found[generators_of(workers.rank)]), contents.device)
 
     together(engine, read)
@@ -174,11 +181,7 @@ class _PlainValues(DefaultLoadPlanner):
 
 
 def _load(checkpoint: Path, targets: dict[str, Any]) -> dict[str, Any]:
-    """Read a checkpoint's tensors into the targets, and the rest in the place of theirs; return them.
-
-    Raises:
-        OSError: No try could read it.
-    """
+    """Read a checkpoint's tensors into the targets, and the rest in the place of theirs; return them."""
 
     def load() -> None:
         try:
@@ -195,15 +198,3 @@ def _load(checkpoint: Path, targets: dict[str, Any]) -> dict[str, Any]:
 
     patiently(load)
     return targets
-
-
-def _continue_loader(loader: Batches, state: Mapping[str, Any], run: Mapping[str, Any], device: str) -> None:
-    """Restore the position in the samples and, under the same scheme, what was learned about speeds."""
-    if run["scheme"] != loader.scheme:
-        loader.load_state_dict({**state, "load": {**state["load"], "workers": 0}})
-        return
-    # Each worker has its own predictor, and continues the one that was trained on its device.
-    loader.load_state_dict({**state, "load": {**state["load"], "worker": None}})
-    predecessor = run["devices"].index(device) if run["devices"].count(device) == 1 else None
-    if predecessor is not None:
-        loader.engine.tracker.meter.load_state_dict(run["forecasters"][predecessor])

@@ -14,7 +14,6 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 import evenstep
 from evenstep.checkpoint.contents import Contents, packed, random_state
-from evenstep.checkpoint.folder import CheckpointFolder
 from evenstep.checkpoint.together import together
 from evenstep.checkpoint.writing import CheckpointWriter, Saver
 from evenstep.core.disagreement import Field, require_agreement
@@ -118,7 +117,10 @@ def save(
             "finite": all(each["finite"] for each in told),
         }
         if engine.workers.processes.rank == 0 and not manifest["finite"]:
-            _warn_of_first(saver.folder, name)
+            with suppress(OSError):
+                newest = saver.folder.newest_first()[:1]
+                if newest in ([], [saver.folder.last_finite()]):  # Otherwise that one is not finite either.
+                    warnings.warn(saver.folder.not_finite(name), stacklevel=2)
         writer = CheckpointWriter(saver.folder, name, manifest, keep=keep)
         together(engine, partial(saver.save, written, writer, asynchronous=asynchronous))
     except BaseException:
@@ -136,13 +138,6 @@ def _own_part(contents: Contents, rank: int) -> dict[str, Any]:
             packed(f"the extra {name!r}", values)  # For an error that names it.
         part[VALUES] = packed("the model or the optimizer", plain)
     return part
-
-
-def _warn_of_first(checkpoints: CheckpointFolder, name: str) -> None:
-    """Warn of weights that are not finite, unless the newest checkpoint's are not either."""
-    with suppress(OSError):
-        if checkpoints.newest_first()[:1] in ([], [checkpoints.last_finite()]):
-            warnings.warn(checkpoints.not_finite(name), stacklevel=3)
 
 
 def generators_of(rank: int) -> str:

@@ -7,6 +7,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from evenstep.core.activity import Doing
 from evenstep.core.errors import CheckpointError, EvenstepError, WorkerLostError
+from evenstep.core.shown import first_line
 from evenstep.torch.engines.engine import Engine
 from evenstep.torch.processes.workers import gather
 
@@ -51,14 +52,10 @@ def explained(error: BaseException, what: str = "the checkpoint") -> EvenstepErr
     if isinstance(error, EvenstepError):
         return error
     failures = error.failures if isinstance(error, CheckpointException) else {}
-    causes = [f"worker {rank}: {_first_line(cause)}" for rank, (cause, _) in sorted(failures.items())]
-    said = "; ".join(causes) or _first_line(error)
+    causes = [f"worker {rank}: {first_line(cause)}" for rank, (cause, _) in sorted(failures.items())]
+    said = "; ".join(causes) or first_line(error)
     disk = isinstance(error, OSError | CheckpointException)
     then = "see to it that the folder has room and is there" if disk else "look at the folder and the workers"
     failure = CheckpointError(f"{what} failed ({said}): {then}")
     failure.__cause__ = error
     return failure
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

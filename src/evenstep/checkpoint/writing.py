@@ -108,7 +108,10 @@ class Saver:
         """
         group = self._engine.workers.processes.host_group
         if asynchronous and dist.is_initialized():
-            group = self._group = self._group or self._another_group()
+            if self._group is None:  # Training communicates over the others meanwhile.
+                ranks = [dist.get_rank()] if group is None else dist.get_process_group_ranks(group)
+                self._group = new_group([ranks], GLOO, self._engine.workers.processes.timeout_seconds)
+            group = self._group
         if group is None:  # A single process needs none, but torch warns, and does so in the thread.
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
         # Worker 0 writes what all workers have alike.
@@ -122,12 +125,6 @@ class Saver:
         with self._engine.tracker.activity.waiting():
             save_at_once(state, storage_writer=writer, planner=planner, process_group=group, no_dist=group is None)
         self._engine.tracker.record_checkpoint(writer.name, restored=False)
-
-    def _another_group(self) -> dist.ProcessGroup:
-        """A group of the same workers for the thread, since training communicates over the others meanwhile."""
-        workers = self._engine.workers.processes
-        ranks = [dist.get_rank()] if workers.host_group is None else dist.get_process_group_ranks(workers.host_group)
-        return new_group([ranks], GLOO, workers.timeout_seconds)
 
     def _ended(self, name: str, pending: Future[None], started: Future[Any]) -> None:
         """Called in the thread once it has written everything, or failed."""

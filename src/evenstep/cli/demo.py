@@ -60,14 +60,19 @@ def main(arguments: list[str]) -> int:
                 runs = _train(folder, schemes)
         except RunFailedError as failure:
             if failure.worker is not None:
-                print(_worker_output(folder, failure.worker), end="", file=sys.stderr)
+                logs = folder.glob(f"{_OUTPUT}/*/attempt_0/{failure.worker}/stderr.log")
+                latest = max(logs, key=lambda path: path.stat().st_mtime, default=None)
+                said = "" if latest is None else latest.read_text(encoding="utf-8", errors="replace")
+                print(said, end="", file=sys.stderr)
             raise
     seconds = time.perf_counter() - began
     if options.json:
         print(json.dumps(_values(runs, seconds)))
     else:
         _show(runs, seconds)
-    _write_report(runs, options.report, console)
+    title = "evenstep demo: four workers, one of them four times slower"
+    write_text(options.report, page_html(runs, version=__version__, title=title))
+    console.print(f"The report is in {options.report}: open it in a browser.", markup=False, soft_wrap=True)
     if options.run_dir is not None:
         console.print(f"The events are in {options.run_dir}.", markup=False, soft_wrap=True)
     return 0
@@ -102,12 +107,7 @@ def _schemes(texts: list[str]) -> list[str]:
 
 
 def _train(folder: Path, schemes: list[str]) -> list[RunOverview]:
-    """Train under each scheme in turn, with one start of the workers; all files go to `folder`.
-
-    Raises:
-        ConfigError: The folder cannot be written, or holds a demo already.
-        RunFailedError: A worker failed.
-    """
+    """Train under each scheme in turn, with one start of the workers; all files go to `folder`."""
     cluster = folder / "cluster.toml"
     if any((folder / folder_of(scheme)).exists() for scheme in schemes):
         raise ConfigError(f"the run directory {folder} holds a demo already: give another or empty it")
@@ -120,12 +120,6 @@ def _train(folder: Path, schemes: list[str]) -> list[RunOverview]:
     run_subcommand.start(run_subcommand.parse([str(each) for each in arguments]))
     recorded = [read_run(folder / folder_of(scheme)) for scheme in schemes]
     return [overview_of(run.scheme, run) for run in recorded]
-
-
-def _worker_output(folder: Path, worker: int) -> str:
-    """Return what a worker of the latest run wrote to its stderr."""
-    logs = sorted(folder.glob(f"{_OUTPUT}/*/attempt_0/{worker}/stderr.log"), key=lambda path: path.stat().st_mtime)
-    return logs[-1].read_text(encoding="utf-8", errors="replace") if logs else ""
 
 
 def _show(runs: list[RunOverview], seconds: float) -> None:
@@ -150,14 +144,7 @@ def _show(runs: list[RunOverview], seconds: float) -> None:
     )
 
 
-def _write_report(runs: list[RunOverview], path: Path, console: Console) -> None:
-    title = "evenstep demo: four workers, one of them four times slower"
-    write_text(path, page_html(runs, version=__version__, title=title))
-    console.print(f"The report is in {path}: open it in a browser.", markup=False, soft_wrap=True)
-
-
 def _values(runs: list[RunOverview], seconds: float) -> dict[str, Any]:
-    """Return the results for machines."""
     return {
         "emulated_devices": True,
         "demo_seconds": seconds,

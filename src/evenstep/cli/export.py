@@ -17,7 +17,6 @@ from evenstep.telemetry.sinks.opentelemetry import OpenTelemetry
 from evenstep.telemetry.sinks.prometheus import Prometheus
 from evenstep.telemetry.sinks.tensorboard import TensorBoard
 
-_POLL_SECONDS: Final = 1.0  # More often than the tools that are fed ask.
 _DESCRIPTION: Final = """\
 Give a run's events to other tools: a trace for Perfetto (ui.perfetto.dev) or chrome://tracing, TensorBoard's files, or
 metrics for Prometheus or OpenTelemetry. They are read from the run directory, so training does not notice. With
@@ -48,10 +47,12 @@ def main(arguments: list[str]) -> int:
         given = {name: getattr(options, name) for name in _SINKS}
         sinks = [_SINKS[name](to, run_dir.resolve().name) for name, to in given.items() if to is not None]
         if options.prometheus is not None:
-            host, port = _address(options.prometheus)
-            served = Prometheus(host, port)
+            host, _, port = options.prometheus.rpartition(":")
+            if not port.isdecimal() or int(port) > 65535:
+                raise ConfigError(f"--prometheus takes a port, or HOST:PORT, not {options.prometheus!r}")
+            served = Prometheus(host or "127.0.0.1", int(port))
             sinks.append(served)
-            console.print(f"Metrics are at http://{host}:{served.port}/metrics, until Ctrl-C.", soft_wrap=True)
+            console.print(f"Metrics are at {served.url}, until Ctrl-C.", soft_wrap=True)
         for sink in sinks:
             stack.callback(sink.close)
         with console.status("exporting"):
@@ -79,13 +80,6 @@ def make_parser() -> Parser:
     return parser
 
 
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"--prometheus takes a port, or HOST:PORT, not {text!r}")
-    return host or "127.0.0.1", int(port)
-
-
 def _feed(run_dir: Path, sinks: list[Recorder], *, follow: bool) -> int:
     """Give all events to all sinks; return their number."""
     tail, count = RunTail(run_dir), 0
@@ -97,5 +91,5 @@ def _feed(run_dir: Path, sinks: list[Recorder], *, follow: bool) -> int:
                     sink.record(event)
             if not follow:
                 break
-            time.sleep(_POLL_SECONDS)
+            time.sleep(1.0)  # The tools that are fed ask less often.
     return count

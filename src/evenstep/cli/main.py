@@ -15,10 +15,6 @@ from evenstep.launch.run_failed import RunFailedError
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
-OUTPUT_CLOSED = 1
-"""Also rich's exit code when the reader of its output is gone."""
-_MAX_NAME = 300
-"""The most letters of a file's name in a message."""
 
 SUBCOMMANDS: Final = {
     "demo": "train on real data with a slow worker, and see what balancing gains",
@@ -49,11 +45,11 @@ def main(arguments: list[str] | None = None) -> int:
         return error.exit_code if isinstance(error, RunFailedError) else USAGE_ERROR
     except BrokenPipeError:  # As in `evenstep top --json | head`, which has read enough.
         _discard_output()
-        return OUTPUT_CLOSED
+        return 1  # Like rich, when the reader of its output is gone.
     except OSError as error:
         if error.filename is None and error.errno != errno.ENOSPC:
             raise
-        what = "the output" if error.filename is None else printable(str(error.filename)[:_MAX_NAME])
+        what = "the output" if error.filename is None else printable(str(error.filename)[:300])
         print(f"evenstep: {what} cannot be used ({error.strerror}): give another", file=sys.stderr)
         _discard_output()
         return USAGE_ERROR

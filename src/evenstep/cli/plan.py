@@ -6,17 +6,18 @@ import platform
 import sys
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 import numpy as np
 from rich.console import Console
+from rich.table import Table
 
 from evenstep.advice import Advice, Machines, advise, described_machines, measured_machines
 from evenstep.advice.advise import EXACT, STALE
 from evenstep.cli import run as run_subcommand
 from evenstep.cli.arguments import Parser, as_path, require_run_dir, require_torch, require_writable, write_text
-from evenstep.cli.simulated import inputs_first, output, scheme_table, split_schemes
-from evenstep.cli.surveyed import show_survey, survey_values
+from evenstep.cli.simulated import inputs_first, output, plain_table, scheme_table, split_schemes
 from evenstep.cluster import Cluster, parse_cluster
 from evenstep.cluster.record import CAPACITY
 from evenstep.core.errors import ConfigError
@@ -37,8 +38,6 @@ one with worker 0 prints the plan."""
 _USAGE: Final = "evenstep plan [options] (RUN_DIR | CLUSTER.toml | RUN_DIR CLUSTER.toml | -- SCRIPT [arguments])"
 _EXAMPLE: Final = "evenstep plan --workers 4 -- train.py --epochs 10"
 _LARGEST: Final = 4096  # Samples of a worker; most devices are full far below.
-_FAR: Final = 0.1  # The difference between a run and its simulation that needs a word.
-_MANY: Final = 64  # Workers.
 _DECIDED: Final = ("scheme", "batch_sizes", "resume", "framework")
 """Options of `evenstep run` that would change what is measured."""
 
@@ -57,7 +56,7 @@ def main(arguments: list[str]) -> int:
     advice = _advice(options, survey)
     if options.json:
         values = {} if advice is None else advice.values
-        print(json.dumps(values if survey is None else values | survey_values(survey)), flush=True)
+        print(json.dumps(values if survey is None else values | _survey_values(survey)), flush=True)
     else:
         _show(output(), options, survey, advice)
     if options.save_cluster is not None and survey is not None:
@@ -146,12 +145,18 @@ def _advice(options: argparse.Namespace, survey: Survey | None) -> Advice | None
     if survey is None:
         machines, cluster = _machines(options.inputs, options.global_batch_size)
     elif len(survey.workers) > 1:
-        machines = _surveyed_machines(survey, options.global_batch_size)
+        measured, others = survey.cluster, np.array([each.outside_seconds for each in survey.workers])
+        machines = described_machines(
+            measured,
+            _at_least_one_each(options.global_batch_size or survey.global_batch_size, measured),
+            exchange_seconds=survey.exchange_seconds,
+            others=others - others.min(),
+        )
     else:
         return None
     gradients = options.gradients and int(CAPACITY.read("--gradients", options.gradients))
     # On servers each iteration of each worker is an event: with hundreds of workers, minutes for each scheme.
-    usual = EXACT if len(machines.cluster) > _MANY else (*EXACT, *STALE)
+    usual = EXACT if len(machines.cluster) > 64 else (*EXACT, *STALE)
     with Console(stderr=True).status("simulating"):
         return advise(
             machines,
@@ -177,13 +182,6 @@ def _machines(inputs: list[Path], global_batch_size: int | None) -> tuple[Machin
     return described_machines(cluster, _at_least_one_each(global_batch_size or 32 * len(cluster), cluster)), cluster
 
 
-def _surveyed_machines(survey: Survey, global_batch_size: int | None) -> Machines:
-    cluster = survey.cluster
-    batch = _at_least_one_each(global_batch_size or survey.global_batch_size, cluster)
-    others = np.array([each.outside_seconds for each in survey.workers])
-    return described_machines(cluster, batch, exchange_seconds=survey.exchange_seconds, others=others - others.min())
-
-
 def _at_least_one_each(global_batch_size: int, cluster: Cluster) -> int:
     if global_batch_size < len(cluster):
         raise ConfigError(f"--global-batch-size must be at least {len(cluster)}, a sample per worker")
@@ -192,7 +190,7 @@ def _at_least_one_each(global_batch_size: int, cluster: Cluster) -> int:
 
 def _show(console: Console, options: argparse.Namespace, survey: Survey | None, advice: Advice | None) -> None:
     if survey is not None:
-        show_survey(console, survey, kept=options.launched.run_dir if options.launched else options.inputs[0])
+        _show_survey(console, survey, kept=options.launched.run_dir if options.launched else options.inputs[0])
     if advice is None:
         console.print("One worker waits for no other: give --workers to compare schemes.", soft_wrap=True)
         return
@@ -207,9 +205,71 @@ def _show(console: Console, options: argparse.Namespace, survey: Survey | None, 
             f"The run trained {advice.measured:,.0f} samples/s; its simulation gives {advice.simulated:,.0f}"
             f" ({off:+.0%})."
         )
-        if abs(off) > _FAR:
+        if abs(off) > 0.1:
             line += " They differ by much: something was not measured, so take the figures above for rough ones."
         console.print(line, soft_wrap=True)
+
+
+def _survey_values(survey: Survey) -> dict[str, Any]:
+    workers = [
+        msgspec.to_builtins(each) | {"samples_per_second": each.samples_per_second, "full_from": each.full_from}
+        for each in survey.workers
+    ]
+    about = {"exchange_seconds": survey.exchange_seconds, "warnings": list(survey.warnings())}
+    return {**msgspec.to_builtins(survey), "workers": workers, **about}
+
+
+def _show_survey(console: Console, survey: Survey, *, kept: Path | None) -> None:
+    """Print it; `kept` is the run directory that has it for the next start."""
+    for host, (first, *_) in survey.hosts.items():
+        versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
+        console.print(f"[bold]{host}[/bold]: {first.processors} processors, {versions}", soft_wrap=True)
+    for sentence in survey.warnings():
+        console.print(f"[bold]Warning[/bold]: {sentence}.", soft_wrap=True)
+    console.print()
+    console.print(_survey_table(survey))
+    size, unit = survey.largest_global_batch, "average samples" if survey.by_cost else "samples"
+    more = any(each.more for each in survey.workers)
+    fits, together = ("fits", f"{survey.together} or more") if more else ("uses every device fully", survey.together)
+    use = f"global_batch_size={size})" if kept is None else f'global_batch_size="auto") with --run-dir {kept}'
+    then = f" To train with it: prepare(..., {use}."
+    if size == survey.length:
+        fits, then = "is the whole data set, and fits", ""
+    console.print(
+        f"A global batch of {size} {unit} {fits}, with sizes by speed; all hold {together}.{then}",
+        soft_wrap=True,
+        markup=False,
+    )
+    if len(survey.workers) > 1:
+        console.print(
+            f"Besides compute, an iteration of {survey.global_batch_size} {unit} takes"
+            f" {1e3 * survey.exchange_seconds:.1f} ms, in the script and to sum {survey.gradient_bytes:,} bytes of"
+            " gradients.",
+            soft_wrap=True,
+        )
+    console.print()
+
+
+def _survey_table(survey: Survey) -> Table:
+    """Make a row for each worker: its device, the largest batch that it holds, and its speed with that."""
+    unit = "average samples" if survey.by_cost else "samples"
+    table = plain_table(f"{unit}/s: with its largest batch; 90 % from: the smallest batch with 90 % of the best speed")
+    table.add_column("worker", justify="right")
+    for name in ("host", "device"):
+        table.add_column(name, no_wrap=True)
+    for name in ("memory", f"holds, {unit}", "90 % from", f"{unit}/s"):
+        table.add_column(name, justify="right")
+    for each in survey.workers:
+        table.add_row(
+            str(each.worker),
+            each.host,
+            each.device,
+            "" if each.memory_bytes is None else f"{each.memory_bytes / 1e9:,.1f} GB",
+            f"{each.holds:,}{' or more' if each.more else ''}",
+            f"{each.full_from:,}",
+            f"{each.samples_per_second:,.1f}",
+        )
+    return table
 
 
 def _save(survey: Survey, options: argparse.Namespace) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -83,8 +83,10 @@ def make_parser() -> Parser:
 
 def _overviews(folders: Sequence[Path], console: Console) -> list[RunOverview]:
     """Return the overview of each run, by a unique name; ConfigError if a folder holds no run or finished iteration."""
-    overviews = []
-    for folder, name in zip(folders, _names(folders), strict=True):
+    overviews, common = [], os.path.commonpath([folder.absolute() for folder in folders])
+    for folder in folders:
+        # The parts of the paths that differ; a single run has no name.
+        name = os.path.relpath(folder.absolute(), common) if len(folders) > 1 else ""
         with console.status(f"reading {escape(printable(folder.name))}"), naming(str(folder)):
             run = read_run(folder)
         overview = overview_of(printable(name) or run.scheme, run)
@@ -99,24 +101,13 @@ def _overviews(folders: Sequence[Path], console: Console) -> list[RunOverview]:
 def _table(overviews: Sequence[RunOverview]) -> Table:
     """Make a row per run of the page's table, with what a terminal has room for."""
     rows, table = runs_table(overviews).rows, plain_table()
-    for heading in ("run", "scheme", "training time", "samples/s", "waiting", *_noted(rows)):
+    noted = dict.fromkeys(heading for row in rows for heading in row if heading.startswith("last "))
+    for heading in ("run", "scheme", "training time", "samples/s", "waiting", *noted):
         table.add_column(heading, justify="left" if heading in ("run", "scheme") else "right", no_wrap=True)
     for row, each in zip(rows, overviews, strict=True):
         values = {**row, "scheme": each.run.scheme}
         table.add_row(*(escape(values.get(str(column.header), "")) for column in table.columns))
     return table
-
-
-def _noted(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    return list(dict.fromkeys(heading for row in rows for heading in row if heading.startswith("last ")))
-
-
-def _names(folders: Sequence[Path]) -> list[str]:
-    """Return the parts of the paths that differ; a single run has no name."""
-    if len(folders) == 1:
-        return [""]
-    common = os.path.commonpath([folder.absolute() for folder in folders])
-    return [os.path.relpath(folder.absolute(), common) for folder in folders]
 
 
 def _runs_in(folder: Path) -> list[Path]:

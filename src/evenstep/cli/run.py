@@ -52,7 +52,11 @@ def main(arguments: list[str]) -> int:
         summary = marks / SUMMARY_FILE
         lines = summary.read_text(encoding="utf-8").splitlines() if summary.exists() else []
         if options.elastic and run_dir is not None:  # No replica has seen all of it.
-            lines += _elastic_lines(Path(run_dir))
+            from evenstep.report.summary import summarise
+
+            with suppress(ConfigError):  # No step counted.
+                if (run := summarise(Path(run_dir))).elastic is not None:
+                    lines += [f"{run.scheme}: {run.iterations:,} steps; {run.elastic.text}", run.verdict.text]
         prepared = any(marks.iterdir())
         for notice in [*lines, *notices, *([] if prepared else [without_prepare])]:
             print(f"evenstep: {notice}", file=sys.stderr)
@@ -61,17 +65,6 @@ def main(arguments: list[str]) -> int:
 
             print(json.dumps(asdict(summarise(Path(str(run_dir)))) if prepared else None))
     return 0
-
-
-def _elastic_lines(run_dir: Path) -> list[str]:
-    """Sum up an elastic run from its record."""
-    from evenstep.report.summary import summarise
-
-    with suppress(ConfigError):  # No step counted.
-        found = summarise(run_dir)
-        if found.elastic is not None:
-            return [f"{found.scheme}: {found.iterations:,} steps; {found.elastic.text}", found.verdict.text]
-    return []
 
 
 def _without_prepare(options: argparse.Namespace) -> str:

@@ -8,27 +8,28 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
 from evenstep.cli.arguments import Parser, as_path
-from evenstep.cli.costs_file import read_costs
 from evenstep.cli.simulated import inputs_first, output, scheme_table, split_schemes
 from evenstep.cluster import Cluster
+from evenstep.cluster.costs import COSTS, DISTRIBUTIONS
 from evenstep.cluster.record import CAPACITY, DURATION, SHARE, Quantity
 from evenstep.core.errors import ConfigError, naming
+from evenstep.core.samples import Costs
 from evenstep.launch.launch_settings import read_cluster
 from evenstep.schemes import Scheme, parse_scheme
 from evenstep.sim import CostsOfSamples, Log, Scenario, SimulatedRun, simulate
 from evenstep.telemetry import JsonlRecorder, Recorder, Silent
+from evenstep.telemetry.regular import read_regular
 
 DEFAULT_SCHEMES: Final = ("bsp", "lb-bsp", "dbs", "ssp", "dssp", "asp")
 SPOT_SCHEMES: Final = ("bsp:engine=server", "ssp", "dssp", "asp", "asp:load=lb-bsp")
 """The default if workers come and go, which needs servers."""
 
 _EPOCH_ITERATIONS: Final = 100  # Five epochs in a run of 500, for schemes that decide once an epoch.
-_MAX_NAME: Final = 200
-"""The most letters of a folder's name; file systems end at 255 bytes."""
 
 _DESCRIPTION = """\
 Run schemes on a cluster in virtual time: the same decisions that a real run takes, without the machines.
@@ -48,7 +49,7 @@ def main(arguments: list[str]) -> int:
     told = Console(stderr=True, highlight=False)
     cluster = read_cluster(options.cluster)
     schemes = _schemes(options.schemes, cluster)
-    costs = cluster.costs if options.costs is None else read_costs(options.costs)
+    costs = cluster.costs if options.costs is None else _costs(options.costs)
     scenarios = {name: _scenario(scheme, cluster, costs, options) for name, scheme in schemes.items()}
     folders = _folders(options.run_dir, list(schemes))
     runs: list[SimulatedRun] = []
@@ -82,8 +83,8 @@ def make_parser() -> Parser:
     add(
         "--costs",
         metavar="COSTS",
-        help='samples differ in cost: "lognormal 1.0", "uniform 1 9", or a file with a number for each sample, as text,'
-        " .json or .npy (what the cluster file says)",
+        help='samples differ in cost: "lognormal 1.0", "uniform 1 9", or a text file with a number for each sample'
+        " (what the cluster file says)",
     )
     add("--by-count", action="store_true", help="do not tell the workers what samples cost, as a run without cost=")
     add("--gradients", metavar='"100 MB"', help="on the network (what the cluster file says)")
@@ -108,6 +109,29 @@ def _schemes(given: list[str] | None, cluster: Cluster) -> dict[str, Scheme]:
         raise ConfigError("--schemes has no scheme in it: give one or more, such as bsp lb-bsp, or leave it out")
     schemes = {scheme.name: (text, scheme) for text in texts for scheme in [parse_scheme(text)]}
     return {text if "=" in text else name: scheme for name, (text, scheme) in schemes.items()}
+
+
+def _costs(text: str) -> CostsOfSamples:
+    """Return the distribution of that text, or the numbers in the file of that name, between blanks or line breaks."""
+    if text.partition(" ")[0] in DISTRIBUTIONS:
+        return COSTS.read("--costs", text)
+    try:
+        content = read_regular(Path(text), most_bytes=256 << 20)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f'--costs: {text!r} cannot be read ({why}): give a file with a number for each sample, or "lognormal'
+            ' SIGMA" or "uniform LEAST MOST"'
+        ) from error
+    try:
+        numbers = [float(word) for word in content.split()]
+    except ValueError:
+        numbers = []
+    if not numbers:
+        raise ConfigError(f"--costs: the file {text} does not hold numbers between blanks, one for each sample")
+    with naming(f"--costs: the file {text}"):
+        Costs.of(np.array(numbers), len(numbers))
+    return tuple(numbers)
 
 
 def _scenario(scheme: Scheme, cluster: Cluster, costs: CostsOfSamples | None, options: argparse.Namespace) -> Scenario:
@@ -140,7 +164,7 @@ def _folders(run_dir: Path | None, names: list[str]) -> Sequence[Path | None]:
         return [None] * len(names)
     folders: list[Path] = []
     for called in names:
-        name = "".join(letter if letter.isalnum() else "-" for letter in called)[:_MAX_NAME]
+        name = "".join(letter if letter.isalnum() else "-" for letter in called)[:200]  # File systems end at 255 bytes.
         folder, number = run_dir / name, 2
         while folder in folders:  # grouped:groups=0-1/2 and groups=0/1-2 differ only in punctuation.
             folder, number = run_dir / f"{name}-{number}", number + 1
@@ -177,7 +201,6 @@ def _show(runs: list[SimulatedRun], scenario: Scenario, costs: str | None) -> No
 
 
 def _values(runs: list[SimulatedRun], costs: CostsOfSamples | None, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the results for machines."""
     return {
         "simulated": True,
         "cluster": str(options.cluster),

@@ -15,9 +15,8 @@ from evenstep.cli.arguments import Parser, as_path, require_run_dir
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import printable
 from evenstep.report.live import LiveRun, live_table
-from evenstep.telemetry import ROLES, RunTail, Tail, event_files
+from evenstep.telemetry import ROLES, RunTail, event_files
 
-_POLL_SECONDS: Final = 0.5  # As often as a reader can take in new figures.
 _DESCRIPTION: Final = """\
 Watch a run: each worker's samples/s, its speed (samples per second of pure compute), its batch, how much of its time is
 waiting, input and communication, and whether it is still there; what the sizes gained, which worker is slow, why, and
@@ -50,11 +49,11 @@ def make_parser() -> Parser:
 
 
 def _print_once(run_dir: Path, console: Console, *, as_json: bool) -> None:
-    live = LiveRun()
+    live, tail = LiveRun(), RunTail(run_dir)
     for role in ROLES:
         for path in event_files(run_dir, role):
             written = path.stat().st_mtime
-            for event in Tail(path).new():
+            for event in tail.new_in(path):
                 live.take(event, written)
     view = live.view(time.time())
     if view is None:
@@ -79,5 +78,5 @@ def _watch(run_dir: Path, console: Console) -> None:
             if (view := live.view(now)) is not None:
                 shown = live_table(view, title=title, width=console.size.width, height=console.size.height)
             display.update(shown, refresh=True)
-            time.sleep(_POLL_SECONDS)
+            time.sleep(0.5)  # As often as a reader can take in new figures.
     console.print(shown)

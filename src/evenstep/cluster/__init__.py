@@ -2,7 +2,7 @@
 
 from evenstep.cluster.cluster import Cluster, ClusterWorker, Host, Link
 from evenstep.cluster.read import parse_cluster, parse_slow
-from evenstep.cluster.spot import DrawnSpot, RecordedSpot, Spot, Stay
+from evenstep.cluster.spot import DrawnSpot, RecordedSpot, Stay
 
 __all__ = [
     "Cluster",
@@ -11,7 +11,6 @@ __all__ = [
     "Host",
     "Link",
     "RecordedSpot",
-    "Spot",
     "Stay",
     "parse_cluster",
     "parse_slow",

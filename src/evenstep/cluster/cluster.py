@@ -5,7 +5,7 @@ from typing import Annotated, final
 
 from evenstep.cluster.costs import CostDistribution
 from evenstep.cluster.record import BANDWIDTH, DURATION, NOT_NEGATIVE, POSITIVE, Listed, Named, require_ranges
-from evenstep.cluster.slowness import Chain, Device, DeviceMemory, Disturbance, PerWorker
+from evenstep.cluster.slowness import Chain, Device, Disturbance, PerWorker
 from evenstep.cluster.spot import Spot
 from evenstep.core.errors import ConfigError
 from evenstep.core.values import UNLIMITED
@@ -94,8 +94,3 @@ class Cluster:
         """The known largest batch of this worker's device, in samples; UNLIMITED if not known."""
         device = self.workers[worker].device
         return UNLIMITED if device is None else device.largest_batch
-
-    def memory(self, worker: int) -> DeviceMemory | None:
-        """The memory of this worker's device, with a limit to be learned; None if the file describes none."""
-        device = self.workers[worker].device
-        return None if device is None else device.memory

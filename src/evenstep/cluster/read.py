@@ -24,9 +24,8 @@ from evenstep.cluster.record import (
 )
 from evenstep.cluster.slowness import DeviceMemory, Disturbance
 from evenstep.cluster.slowness.devices import FIT_FROM, MEASURED_CURVES, AffineCurve, Device, PointCurve, TimeCurve
-from evenstep.cluster.slowness.disturbances import Constant, Episodic, From, Jitter, Trace
+from evenstep.cluster.slowness.disturbances import Constant, Episodic, From, Jitter, Taken, Taking, Trace
 from evenstep.cluster.slowness.draw import derive_seed
-from evenstep.cluster.slowness.taking import Taken, Taking
 from evenstep.cluster.spot import DrawnSpot, RecordedSpot, Spot
 from evenstep.core.errors import ConfigError, naming
 from evenstep.core.shown import shown
@@ -34,22 +33,10 @@ from evenstep.core.shown import shown
 T = TypeVar("T")
 
 _MAX_WORKERS: Final = 1_000_000  # More than any cluster; a typing error in `count` must not fill the memory.
-_SECTIONS: Final = (
-    "seed",
-    "gradients",
-    "costs",
-    "devices",
-    "links",
-    "hosts",
-    "disturbances",
-    "spots",
-    "workers",
-    "servers",
-)
 _KINDS: Final[Mapping[str, Callable[..., Disturbance]]] = MappingProxyType(
     {"constant": Constant, "episodic": Episodic, "from": From, "jitter": Jitter, "trace": Trace}
 )
-_TAKEN: Final[Mapping[str, Taken]] = MappingProxyType({name: name for name in get_args(Taken)})
+_TAKEN: Final = MappingProxyType({name: name for name in get_args(Taken)})
 _SLOW: Final = re.compile(r"(?P<worker>[0-9]+)=(?:(?P<factor>[0-9]+(?:\.[0-9]+)?)x)?(?:\+(?P<extra>.+))?")
 
 
@@ -69,32 +56,11 @@ def parse_cluster(text: str, *, name: str = "cluster file") -> Cluster:
     ...     [devices.fast]
     ...     fixed = "10 ms"
     ...     per_sample = "0.5 ms"
-    ...     flat = 8
-    ...     largest_batch = 169
-    ...     [devices.old]
-    ...     measured = "gtx750"
-    ...     [links.lan]
-    ...     bandwidth = "10 Gbit/s"
-    ...     latency = "0.1 ms"
-    ...     [hosts.node7]
-    ...     link = "lan"
-    ...     [disturbances.busy]
-    ...     kind = "episodic"
-    ...     factor = 3
-    ...     period = 200
-    ...     shortest = 10
-    ...     longest = 50
     ...     [[workers]]
     ...     device = "fast"
-    ...     host = "node7"
     ...     count = 3
-    ...     [[workers]]
-    ...     device = "old"
-    ...     disturb = ["busy"]
     ... ''')
-    >>> len(cluster), cluster.largest_batch(0), cluster.workers[0].host.link.latency_seconds
-    (4, 169, 0.0001)
-    >>> cluster.disturbance().seconds(worker=2, iteration=0, batch_size=2, natural_seconds=0.0)
+    >>> cluster.disturbance().seconds(worker=2, iteration=0, batch_size=8, natural_seconds=0.0)
     0.014
     """
     with naming(name):
@@ -134,6 +100,9 @@ class _File:
     seed: Annotated[int, SEED] = 0
     gradient_bytes: Annotated[int | None, "gradients", CAPACITY] = None
     costs: Annotated[CostDistribution | None, COSTS] = None
+
+
+_SECTIONS: Final = (*keys_of(_File), "devices", "links", "hosts", "disturbances", "spots", "workers", "servers")
 
 
 @final
@@ -220,7 +189,7 @@ def _repeated(table: Mapping[str, object], section: str, record: Callable[..., T
 
 def _device(entry: object) -> Device:
     table = as_table(entry)
-    curve_keys = (*keys_of(AffineCurve), *keys_of(_Measured), *keys_of(PointCurve))
+    curve_keys = [key for record in _CURVES.values() for key in keys_of(record)]
     require_keys(table, (*curve_keys, *keys_of(Device), *keys_of(DeviceMemory)))
     memory = _part(table, keys_of(DeviceMemory))
     return decode(

@@ -13,7 +13,7 @@ from decimal import Decimal
 from functools import cache
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import Final, Protocol, TypeVar, cast, final, get_type_hints
+from typing import Final, NamedTuple, Protocol, TypeVar, cast, final, get_type_hints
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.nearest import nearest
@@ -157,9 +157,7 @@ class Pair:
         return self.make(*(rule.read(f"{name}[{at}]", value[at], defined) for at, rule in enumerate(self.rules)))
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Field:
+class _Field(NamedTuple):
     attribute: str
     rules: tuple[Rule, ...]
     required: bool

@@ -26,6 +26,11 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type if there is none."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 def printable(text: str) -> str:
     r"""The text with its control characters, except new lines, replaced by their codes.
 

@@ -51,11 +51,15 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
         """
         try:
             found = msgspec.json.decode(_content(path), type=cls)
+            if found.run != run:
+                raise _UntrustedError("it is of another run")
         except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
             # The content is not shown: it may be any file of this user's.
-            raise _refused(path, str(error) if isinstance(error, _UntrustedError) else type(error).__name__) from None
-        if found.run != run:
-            raise _refused(path, "it is of another run")
+            why = str(error) if isinstance(error, _UntrustedError) else type(error).__name__
+            raise ConfigError(
+                f"the file {shown(path)}, which the store of this run names for its servers, is not used ({why}):"
+                " another process may write into the store, so use a network that you trust, or evenstep run"
+            ) from None
         return found
 
 
@@ -74,7 +78,7 @@ def run_of(environment: Mapping[str, str]) -> str:
 
 
 class _UntrustedError(ValueError):
-    """Another user may have written the file."""
+    """Another user may have written the file, or it is of another run."""
 
 
 def _content(path: str) -> bytes:
@@ -97,11 +101,4 @@ def _no_room(error: OSError) -> ConfigError:
     return ConfigError(
         f"the servers' addresses cannot be handed to the other workers in {tempfile.gettempdir()}"
         f" ({error.strerror}): make room, or set TMPDIR to another folder"
-    )
-
-
-def _refused(path: str, why: str) -> ConfigError:
-    return ConfigError(
-        f"the file {shown(path)}, which the store of this run names for its servers, is not used ({why}): another"
-        " process may write into the store, so use a network that you trust, or evenstep run"
     )

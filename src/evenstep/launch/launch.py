@@ -15,13 +15,13 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Final, Self, final
+from typing import Self, final
 
 import psutil
 from msgspec import structs
@@ -33,9 +33,9 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.run import config_from_args
 
-from evenstep.core.ending import failures_in
+from evenstep.core.ending import Ending, failures_in
 from evenstep.core.errors import ConfigError
-from evenstep.core.shown import shown
+from evenstep.core.shown import first_line, shown
 from evenstep.core.supervision import Supervision
 from evenstep.launch.checks import require_numbers, require_script, require_settings
 from evenstep.launch.launch_settings import LaunchSettings
@@ -49,9 +49,6 @@ from evenstep.schemes import Served, parse_scheme
 from evenstep.telemetry.events import LauncherEvent, ServerFailed, ServersLost, ServersRestarted
 from evenstep.telemetry.recorder import line_of
 from evenstep.telemetry.say import say
-
-_ELASTIC_RESTARTS: Final = 100
-"""How often a replica is started again, unless `--max-restarts` says it: a mistake in the script must end at last."""
 
 
 def launch(
@@ -147,7 +144,9 @@ class _Command:
             config, program, program_arguments = config_from_args(arguments)
             get_logging_handler(log := getattr(arguments, "event_log_handler", "null"))
         except (AssertionError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"{_line(error).rstrip('.')}: see torchrun's documentation of this argument") from error
+            raise ConfigError(
+                f"{first_line(error).rstrip('.')}: see torchrun's documentation of this argument"
+            ) from error
         except KeyError as error:  # Raised for an unknown handler.
             raise ConfigError(f"torchrun has no event log handler {shown(log)}: give null or console") from error
         if not config.monitor_interval > 0:
@@ -189,12 +188,15 @@ def _run_workers(command: _Command, settings: LaunchSettings, status_dir: Path, 
         elastic_launch(config, command.program)(*command.arguments)
     except ChildFailedError as failed:
         if supervision.stopped is None:
-            exit_codes = {worker: each.exitcode for worker, each in failed.failures.items()}
-            raise failure_of(read_endings(status_dir), _killed_keepers(status_dir, exit_codes)) from None
+            # Without those that torchrun's agent had asked to end.
+            asked = {group.worker for group in read_groups(status_dir) if group.asked}
+            ends = {worker: -each.exitcode for worker, each in failed.failures.items() if worker not in asked}
+            killed = {worker: number for worker, number in ends.items() if number > 0 and number != signal.SIGTERM}
+            raise failure_of(read_endings(status_dir), killed) from None
     except (RendezvousError, DistError, ValueError, ImportError) as error:  # The latter two of the rendezvous' options.
         raise ConfigError(
-            f"the nodes did not find each other ({_line(error)}): check --rdzv-backend, --rdzv-endpoint, --nnodes and"
-            " the network"
+            f"the nodes did not find each other ({first_line(error)}): check --rdzv-backend, --rdzv-endpoint, --nnodes"
+            " and the network"
         ) from error
     finally:
         _stop_leftovers()
@@ -204,13 +206,6 @@ def _run_workers(command: _Command, settings: LaunchSettings, status_dir: Path, 
                 os.killpg(group.leader, signal.SIGKILL)
     if supervision.stopped is not None:
         raise failure_to_begin(supervision.stopped, read_endings(status_dir))
-
-
-def _killed_keepers(status_dir: Path, exit_codes: Mapping[int, int]) -> dict[int, int]:
-    """Return the signals of killed keepers, by worker, except those that torchrun's agent had asked to end."""
-    asked = {group.worker for group in read_groups(status_dir) if group.asked}
-    killed = {worker: -exit_code for worker, exit_code in exit_codes.items() if exit_code < 0}
-    return {worker: number for worker, number in killed.items() if number != signal.SIGTERM and worker not in asked}
 
 
 def _run_with_servers(
@@ -255,9 +250,7 @@ def _run_with_servers(
     failures = failures_in(ends)
     if len(failures) == workers:
         raise failure_of_all(ends, servers.lost)
-    how = {end.worker: str(end) for end in failures}
-    how |= {worker: f"worker {worker} {lost}" for worker, lost in supervision.lost.items()}
-    return [f"{each}; the others finished without it" for _, each in sorted(how.items())]
+    return _without(failures, supervision)
 
 
 def _run_elastic(command: _Command, workers: int, settings: LaunchSettings, status_dir: Path) -> list[str]:
@@ -266,7 +259,7 @@ def _run_elastic(command: _Command, workers: int, settings: LaunchSettings, stat
 
     _end_on_signals()
     run_dir = None if settings.run_dir is None else Path(settings.run_dir)
-    restarts = command.config.max_restarts or _ELASTIC_RESTARTS
+    restarts = command.config.max_restarts or 100  # A mistake in the script must end at last.
     timeout_seconds = settings.timeout_seconds()
     supervision = Supervision(
         workers=workers,
@@ -278,17 +271,22 @@ def _run_elastic(command: _Command, workers: int, settings: LaunchSettings, stat
     )
     marks = None if settings.marks is None else Path(settings.marks)
     with quorum_of(settings) as address, Watch(status_dir, supervision, record=partial(_keep, run_dir), marks=marks):
-        os.environ.setdefault(
-            "TORCH_CPP_LOG_LEVEL", "ERROR"
-        )  # Of each replica, that its model may have unused parameters.
+        # It would tell of each replica that its model may have unused parameters.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         kept = command.under_keepers(status_dir, restarts=restarts, processes=settings.nproc_per_replica)
         _run_workers(kept, structs.replace(settings, lighthouse=address), status_dir, supervision)
     ends = read_endings(status_dir)
     failures = [each for each in failures_in(ends) if not each.asked_to_end]
     if all(each.failed for each in ends):
         raise failure_of_all(ends, None) if failures else RunFailedError("no replica finished", exit_code=1)
-    how = [*map(str, failures), *(f"worker {worker} {lost}" for worker, lost in sorted(supervision.lost.items()))]
-    return [f"{each}; the others finished without it" for each in how]
+    return _without(failures, supervision)
+
+
+def _without(failures: list[Ending], supervision: Supervision) -> list[str]:
+    """Return the sentences about lost workers, by rank."""
+    how = {end.worker: str(end) for end in failures}
+    how |= {worker: f"worker {worker} {lost}" for worker, lost in supervision.lost.items()}
+    return [f"{each}; the others finished without it" for _, each in sorted(how.items())]
 
 
 def _keep(run_dir: Path | None, event: LauncherEvent) -> None:
@@ -347,7 +345,3 @@ def _stop_leftovers() -> None:
                 process.kill()
                 left.append(process)
     psutil.wait_procs(left, timeout=5.0)  # Killed processes end at once, unless a disk holds them.
-
-
-def _line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -182,8 +182,12 @@ def read_cluster(path: Path) -> Cluster:
     return parse_cluster(text, name=str(path))
 
 
-def require_emulable(cluster: Cluster) -> None:
-    """Refuse a cluster that can be simulated but not emulated."""
+def require_emulable(cluster: Cluster, workers: int | None = None) -> None:
+    """Refuse a cluster that can be simulated but not emulated, or not by this number of workers."""
+    if workers is not None and len(cluster) != workers:
+        raise ConfigError(
+            f"the cluster to emulate describes {len(cluster)} workers but {workers} were started: make them the same"
+        )
     if any(worker.spot is not None for worker in cluster.workers):
         raise ConfigError(
             "the cluster file has workers that come and go, which only evenstep simulate can follow: leave out spot"

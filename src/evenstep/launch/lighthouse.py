@@ -3,17 +3,12 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
 from urllib.parse import urlsplit
 
 from evenstep.core.errors import ConfigError
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.launch.one_host import LOOPBACK
 from evenstep.schemes import parse_scheme
-
-_HEARTBEAT_MILLISECONDS: Final = 1000
-"""How long a replica on one host, which sends ten heartbeats a second, may be silent, and over a network twice this."""
-_TICK_MILLISECONDS: Final = 20
 
 
 def require_elastic(settings: LaunchSettings) -> None:
@@ -40,8 +35,9 @@ def quorum_of(settings: LaunchSettings) -> Iterator[str]:
             min_replicas=settings.elastic[0],
             # As long as a replica sends heartbeats the others wait for it, for it may only be slow.
             join_timeout_ms=round(settings.timeout_seconds() * 1000),
-            quorum_tick_ms=_TICK_MILLISECONDS,
-            heartbeat_timeout_ms=_HEARTBEAT_MILLISECONDS if named is None else 2 * _HEARTBEAT_MILLISECONDS,
+            quorum_tick_ms=20,
+            # A replica sends ten a second, here or over a network.
+            heartbeat_timeout_ms=1000 if named is None else 2000,
         )
     except RuntimeError:
         if named is None:

@@ -30,7 +30,6 @@ FRESH_STORE: Final = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 VERDICT: Final = "verdict"
 """The key of the sentence that says which worker is lost, once a worker knows."""
 
-_FIRST_POLL_SECONDS: Final = 0.01  # Workers of one start mostly come within milliseconds of each other.
 _MAX_POLL_SECONDS: Final = 0.25  # So a thousand workers ask one store 4,000 times a second.
 
 _kept: Final[list[Store]] = []
@@ -113,7 +112,7 @@ class _Place:
 
     def polls(self) -> Iterator[None]:
         """Yield once for each look at the store, at growing intervals, until the time is over."""
-        pause = _FIRST_POLL_SECONDS
+        pause = 0.01  # Workers of one start mostly come within milliseconds of each other.
         while True:
             yield
             if time.monotonic() > self.ends:

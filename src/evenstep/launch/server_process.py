@@ -5,14 +5,11 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from subprocess import PIPE
-from typing import Final, final
+from typing import final
 from urllib.parse import urlsplit
 
 from evenstep.core.ending import how_it_ended
 from evenstep.launch.supervisor import Supervisor
-
-GONE_SECONDS: Final = 5.0
-"""How long a server whose output has closed may take to end."""
 
 
 @final
@@ -58,11 +55,15 @@ class ServerProcess:
             except (ValueError, KeyError, TypeError):
                 piece = b""
         if not piece:
-            if not self.process.ended_within(GONE_SECONDS):
+            if not self.process.ended_within(5.0):
                 self.process.kill()
             return None
         self.beats = self.beats or b"" in lines
-        return [event for line in lines if isinstance(event := _parsed(line), dict)]
+        events = []
+        for line in lines:
+            with suppress(ValueError):  # Anything in the server's process may print lines that are not events.
+                events.append(json.loads(line))
+        return [event for event in events if isinstance(event, dict)]
 
     def ask_for_present(self) -> None:
         """Have the server report an event `present`, which says whether any worker is there."""
@@ -84,10 +85,3 @@ class ServerProcess:
         if self.process.exit_code is None:
             self.process.kill()
         self.let_go()
-
-
-def _parsed(line: bytes) -> object:
-    """Parse a line. Anything in the server's process may print lines that are not events."""
-    with suppress(ValueError):
-        return json.loads(line)
-    return None

@@ -28,11 +28,7 @@ from evenstep.telemetry.recorder import writing_to
 from evenstep.telemetry.say import say
 
 POLL_SECONDS: Final = 0.1
-"""How often to check whether the servers are to end."""
-HURRY_SECONDS: Final = 0.1
-"""How often to check whether servers that are to end have ended, or are to be killed."""
-CLOSE_SECONDS: Final = 0.01
-"""How often `close` checks whether all servers have ended."""
+"""How often to check whether the servers are to end, and then whether they have ended, or are to be killed."""
 
 Record: TypeAlias = Callable[[ServersRestarted | ServersLost | ServerFailed], None]
 Told: TypeAlias = Callable[[Mapping[str, object]], None]
@@ -118,7 +114,7 @@ class Servers:
         # In short sleeps: a signal just before a wait is noticed only after it. An interrupted wait for the event may
         # leave its lock held, and a thread whose join was interrupted counts as ended (bpo-45274).
         while not self._ended.is_set():
-            time.sleep(CLOSE_SECONDS)
+            time.sleep(0.01)
 
     def _start(self, *, resume: bool, ports: Sequence[int]) -> None:
         """Start all servers; shard 0 comes last, since it is told where the others listen."""
@@ -150,12 +146,7 @@ class Servers:
             self._look(deadline)
 
     def _look(self, deadline: float | None = None) -> None:
-        """Wait a little for a server to report something; all must listen before the deadline, if there is one.
-
-        Raises:
-            _ServerLostError: A server ended, was silent for too long, or is late.
-            _ClosingError: The servers are to end.
-        """
+        """Wait a little for a server to report something; all must listen before the deadline, if there is one."""
         timeout = min(POLL_SECONDS, self._settings.heartbeat_seconds / 4)
         if deadline is not None:
             timeout = min(timeout, max(0.0, deadline - time.monotonic()))
@@ -236,15 +227,12 @@ class Servers:
             for server in group:
                 server.ask_to_end(left)
             for server in group:
-                while not server.process.ended_within(HURRY_SECONDS):
+                while not server.process.ended_within(POLL_SECONDS):
                     server.process.end(0.0 if self._hurry.is_set() else left)
-                self._report_end(server)
-
-    def _report_end(self, server: ServerProcess) -> None:
-        if server.process.exit_code != 0:
-            lost = "" if self._settings.parent else ": its last snapshot is missing"
-            text = f"{self._name(server.index)} {server.how_it_ended} when it was to end{lost}"
-            self._record(ServerFailed(server=server.index, text=text))
+                if server.process.exit_code != 0:
+                    lost = "" if self._settings.parent else ": its last snapshot is missing"
+                    text = f"{self._name(server.index)} {server.how_it_ended} when it was to end{lost}"
+                    self._record(ServerFailed(server=server.index, text=text))
 
     def _kill_all(self) -> None:
         for server in self._servers:

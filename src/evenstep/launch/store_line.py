@@ -23,7 +23,6 @@ GRACE_SECONDS: Final = 5.0
 
 CONNECT_SECONDS: Final = 5.0  # Where the network works, connecting takes milliseconds.
 _CLOSE_SECONDS: Final = 1.0  # For a last call that is under way; most take milliseconds.
-_CUT_SECONDS: Final = 30.0  # For the thread of a call that was cut off, on a busy machine.
 
 Result = TypeVar("Result")
 
@@ -164,7 +163,8 @@ class StoreLine:
             self._cut = True
             with _no_stderr():  # c10d would print a stack.
                 cut(self._connection)
-                self._thread.join(_CUT_SECONDS if self._connection else _CLOSE_SECONDS)
+                # On a busy machine the thread of a call that was cut off takes a while.
+                self._thread.join(30.0 if self._connection else _CLOSE_SECONDS)
 
     def _serve(self, store: Store) -> None:
         probe: socket.socket | None = None

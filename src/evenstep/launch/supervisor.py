@@ -29,7 +29,6 @@ RESTART_VARIABLE: Final = "EVENSTEP_RESTART"
 TASKS_VARIABLE: Final = "EVENSTEP_TASKS"
 """Environment variable: the addresses of all workers under TensorFlow, by rank; the keeper makes TF_CONFIG of them."""
 FORWARDED: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM})
-PR_SET_PDEATHSIG: Final = 1
 POLL_SECONDS: Final = 1.0  # How often a keeper checks whether its parent is gone, where the system does not report it.
 END_SECONDS: Final = 5.0  # How long a worker may take to end after it was asked to.
 
@@ -280,7 +279,8 @@ def _ended_first(workers: Sequence[Supervisor]) -> int | None:
 def signal_when_parent_dies(number: signal.Signals) -> None:
     """Signal this process when its parent dies. Linux only: elsewhere a worker outlives a keeper that is killed."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(number), 0, 0, 0)
 
 
 def first_message(error_file: str | None) -> str:

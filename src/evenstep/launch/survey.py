@@ -16,7 +16,6 @@ from evenstep.core.values import UNLIMITED
 from evenstep.telemetry.regular import read_regular
 
 FILE: Final = "survey.json"
-_LEAST_SECONDS: Final = 1e-6  # The resolution of the measured times.
 
 
 class SurveyedWorker(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +118,13 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def cluster(self) -> Cluster:
         """The workers for the simulator, each as slow in every iteration as it was."""
-        return Cluster(workers=tuple(map(_as_described, self.workers)))
+        workers = []
+        for each in self.workers:
+            usual = each.curve.seconds(each.size)
+            varied = tuple(max(seconds, 1e-6) / usual for seconds in each.seconds)  # The resolution of their times.
+            device = Device(curve=each.curve, largest_batch=each.largest_batch)
+            workers.append(ClusterWorker(device=device, disturbances=(Trace(factors=varied),) if varied else ()))
+        return Cluster(workers=tuple(workers))
 
     @property
     def hosts(self) -> dict[str, list[SurveyedWorker]]:
@@ -189,13 +194,3 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     def holds_of(self, identity: str) -> int | None:
         """Return the largest batch that the worker of this identity holds; None if there is none."""
         return next((each.holds for each in self.workers if each.identity == identity), None)
-
-
-def _as_described(worker: SurveyedWorker) -> ClusterWorker:
-    curve = worker.curve
-    usual = curve.seconds(worker.size)
-    varied = tuple(max(seconds, _LEAST_SECONDS) / usual for seconds in worker.seconds)
-    return ClusterWorker(
-        device=Device(curve=curve, largest_batch=worker.largest_batch),
-        disturbances=(Trace(factors=varied),) if varied else (),
-    )

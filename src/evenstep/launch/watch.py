@@ -85,7 +85,11 @@ class Watch:
             if self._marks is not None:
                 self._look_at_processes(self._marks)
             self._act(last=last)
-            self._end_workers()
+            # Their keepers end those that are to end, and then do not restart them.
+            for group in read_groups(self._status_dir):
+                if self._supervision.stopped is not None or group.worker in self._supervision.to_end:
+                    supervisor = self._ending.setdefault(group.worker, Supervisor(group.keeper, -group.leader))
+                    supervisor.end(self._end_seconds)
 
     def _look_at_ends(self) -> None:
         for ending in read_endings(self._status_dir):
@@ -109,13 +113,6 @@ class Watch:
             since[file.read_text(encoding="utf-8")][int(file.stem)] = time.time() - file.stat().st_mtime
         del since[""]
         self._supervision.processes(running=leaders, halted=halted, came=came, **since)
-
-    def _end_workers(self) -> None:
-        """End workers that are to end. Their keepers end them, and then do not restart them."""
-        for group in read_groups(self._status_dir):
-            if self._supervision.stopped is not None or group.worker in self._supervision.to_end:
-                supervisor = self._ending.setdefault(group.worker, Supervisor(group.keeper, -group.leader))
-                supervisor.end(self._end_seconds)
 
     def _act(self, *, last: bool = False) -> None:
         for text in self._supervision.look(time.monotonic(), last=last):

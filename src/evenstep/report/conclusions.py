@@ -52,7 +52,7 @@ def conclusions_of(run: RecordedRun) -> Conclusions:
     known = dict(zip(there, account.gain.elasticity.medians.tolist(), strict=True))
     return Conclusions(
         verdict=verdict_of(account, there, run.scheme),
-        speed_up=account.speed_up if judged else None,
+        speed_up=account.gain.speed_up if judged else None,
         slowdowns={there[index]: ratio for index, ratio in account.slowdowns().items()} if judged else {},
         elasticities=dict.fromkeys(run.workers, 1.0) | known,
     )
@@ -77,7 +77,9 @@ def account_of(run: RecordedRun) -> Account:
 
 def served_workers(run: RecordedRun) -> list[ServedWorker]:
     """All workers of a run on servers, each over all of its iterations."""
-    done, lost = run.counted, _lost(run)
+    done, absent = run.counted, {} if run.servers is None else run.servers.absences.reasons
+    # Servers only see that a connection ends; a launcher that started the workers saw how they ended.
+    lost = {worker: run.failed.get(worker, why) if why == Why.ENDED else why for worker, why in absent.items()}
     paces = common_paces({worker: _by_size(each) for worker, each in done.items()}, run.global_batch_size / len(done))
     return [
         ServedWorker(
@@ -104,10 +106,3 @@ def _by_size(done: Iterations) -> dict[float, tuple[int, float]]:
     sizes, at = np.unique(done.samples, return_inverse=True)
     seconds = np.bincount(at, weights=done.compute_seconds)
     return dict(zip(sizes.tolist(), zip(np.bincount(at).tolist(), seconds.tolist(), strict=True), strict=True))
-
-
-def _lost(run: RecordedRun) -> dict[int, str]:
-    """The reasons of workers that left for good before the end."""
-    absent = {} if run.servers is None else run.servers.absences.reasons
-    # Servers only see that a connection ends; a launcher that started the workers saw how they ended.
-    return {worker: run.failed.get(worker, why) if why == Why.ENDED else why for worker, why in absent.items()}

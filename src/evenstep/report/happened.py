@@ -24,17 +24,15 @@ class Happening:
     routine: bool
 
 
-def _members(event: events.MembersChanged) -> str:
-    elsewhere = f" and {event.elsewhere} on other hosts" if event.elsewhere else ""
-    return f"members are now {' '.join(map(str, event.members))}{elsewhere}"
-
-
 _TEXTS: Final[Mapping[type[Event], Callable[[Any], str]]] = {
     events.Joined: lambda event: f"worker {event.worker} came",
     events.Left: lambda event: f"worker {event.worker} {event.why}",
     events.CommitsLost: lambda event: f"{event.commits} commits were lost",
     events.WorkerFailed: lambda event: f"worker {event.worker} {event.how}",
-    events.MembersChanged: _members,
+    events.MembersChanged: lambda event: (
+        f"members are now {' '.join(map(str, event.members))}"
+        + (f" and {event.elsewhere} on other hosts" if event.elsewhere else "")
+    ),
     events.NotCounted: lambda event: f"step {event.iteration} did not count for worker {event.worker}",
     events.ServersRestarted: lambda event: str(event.text),
     events.ServersLost: lambda event: str(event.text),

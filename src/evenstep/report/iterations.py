@@ -145,11 +145,8 @@ def true_waits(iterations: Mapping[int, Iterations]) -> dict[int, Iterations]:
         raise ConfigError("no iteration stands in the files of all workers: delete those of other runs or damaged ones")
     own = {worker: done[:length].own_parts.sum(axis=0) for worker, done in iterations.items()}
     latest = np.max(list(own.values()), axis=0)
-    return {worker: _with_waiting(done, latest - own[worker]) for worker, done in iterations.items()}
-
-
-def _with_waiting(done: Iterations, late: FloatArray) -> Iterations:
-    wait = done.wait_seconds.copy()
-    synchronised = done.wait_seconds + done.comm_seconds
-    wait[: len(late)] = np.minimum(late, synchronised[: len(late)])
-    return replace(done, wait_seconds=wait, comm_seconds=synchronised - wait)
+    for worker, done in iterations.items():
+        wait, synchronised = done.wait_seconds.copy(), done.wait_seconds + done.comm_seconds
+        wait[:length] = np.minimum(latest - own[worker], synchronised[:length])
+        iterations[worker] = replace(done, wait_seconds=wait, comm_seconds=synchronised - wait)
+    return iterations

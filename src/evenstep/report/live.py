@@ -26,10 +26,6 @@ _RECENT: Final = 50
 _KEPT: Final = 1000
 """The number of iterations behind the gain: it is known from size changes, which may be rare."""
 _OVER: Final = ("finished", "failed", "gone")
-_SILENT_SECONDS: Final = 5.0  # A worker is called silent after this long
-_SILENT_ITERATIONS: Final = 5  # and after as long as it takes for so many iterations.
-_OTHER_LINES: Final = 9
-"""The lines of the table without workers."""
 _BAR, _WIDE = 10, 96  # Columns of a bar, and of a terminal that has room for bars.
 _STYLES: Final = {"training": "green", "simulated": "dim", "finished": "dim", "failed": "red"}
 """Colours by a worker's state; other states are yellow."""
@@ -151,7 +147,7 @@ class LiveRun:
         members = () if run.elastic is None else run.elastic.members
         if over is not None or (members and worker not in members):
             return over or "gone"
-        if silent >= max(_SILENT_SECONDS, _SILENT_ITERATIONS * iteration_seconds) and not run.simulated:
+        if silent >= 5 * max(1.0, iteration_seconds) and not run.simulated:
             return f"silent {duration(round(silent))}"
         return self._slowness.get(worker) or ("simulated" if run.simulated else "training")
 
@@ -181,7 +177,7 @@ def live_table(view: LiveView, *, title: str, width: int, height: int) -> Render
 
     If not all workers fit, it shows those that wait least, since the others wait for them.
     """
-    room = max(3, height - _OTHER_LINES - len(view.latest))
+    room = max(3, height - 9 - len(view.latest))  # Nine lines are not of workers.
     shown = list(view.workers)
     if len(shown) > room:
         shown = sorted(shown, key=lambda each: each.recent.waiting_share)[:room]

@@ -65,16 +65,15 @@ def about(run: RecordedRun) -> str:
 
 def compared(overviews: Sequence[RunOverview]) -> str:
     """Compare the speeds of several runs with the first, in one sentence."""
-    (_, name, *names), (_, ratio, *ratios) = (
-        [each.name for each in overviews],
-        speed_ups([each.summary for each in overviews]),
-    )
-    more = (f", {name} {ratio:.2f} times" for name, ratio in zip(names, ratios, strict=True))
-    return f"{name} trained {ratio:.2f} times as fast as {overviews[0].name}{''.join(more)}."
+    ratios = zip(overviews, speed_ups([each.summary for each in overviews]), strict=True)
+    (first, _), (second, ratio), *others = ((each.name, ratio) for each, ratio in ratios)
+    more = (f", {name} {other:.2f} times" for name, other in others)
+    return f"{second} trained {ratio:.2f} times as fast as {first}{''.join(more)}."
 
 
 def values_of(overview: RunOverview) -> dict[str, Any]:
     """The numbers as plain values that JSON can hold."""
+    noted = {each.name: (each.values[-1], len(each.values)) for each in overview.curves}
     return {
         "name": overview.name,
         "about": about(overview.run),
@@ -90,10 +89,8 @@ def values_of(overview: RunOverview) -> dict[str, Any]:
             }
             for each in overview.run.happenings
         ],
-        "noted": {each.name: {"last": _number(each.values[-1]), "count": len(each.values)} for each in overview.curves},
+        "noted": {  # JSON has no NaN.
+            name: {"last": float(last) if np.isfinite(last) else None, "count": count}
+            for name, (last, count) in noted.items()
+        },
     }
-
-
-def _number(value: float) -> float | None:
-    """The value for JSON; None for NaN, which JSON lacks."""
-    return float(value) if np.isfinite(value) else None

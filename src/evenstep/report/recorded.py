@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Final, final
 
@@ -197,23 +197,28 @@ class RunBuilder:
 
     def take(self, event: Event) -> None:
         """Add an event."""
-        if isinstance(event, IterationDone):  # First, since nearly all events are.
-            if event.worker in self.done:
-                self.done[event.worker].take(event)
+        if isinstance(event, Run):
+            self._start(event)
+        elif isinstance(event, WorkerEvent) and event.worker not in self.done:
+            return
+        if isinstance(event, IterationDone):
+            self.done[event.worker].take(event)
             return
         self._elastic.take(event)
-        if isinstance(event, WorkerEvent):
-            if isinstance(event, Run):
-                self._start(event)
-            elif event.worker not in self.done:
-                return
-            self._take_of_worker(event)
-        elif isinstance(event, WorkerFailed):
-            self._failed[event.worker] = event.how
-        else:
-            self._servers.take(event)
-        happening = happening_of(event)
-        if happening is not None:
+        self._servers.take(event)
+        match event:
+            case Planned():
+                plans = self._plans[event.worker]
+                plans.append(event)
+                if self._keep is not None and len(plans) > 2 * self._keep:
+                    del plans[1 : -self._keep]
+            case Noted() if self._keep is None:
+                self._notes[event.worker].append(event)
+            case DeviceSampled() if self._keep is None:
+                self._devices[event.worker].append(event)
+            case WorkerFailed():
+                self._failed[event.worker] = event.how
+        if (happening := happening_of(event)) is not None:
             self._happenings.append(happening)
 
     def _start(self, event: Run) -> None:
@@ -222,17 +227,6 @@ class RunBuilder:
         if event.engine not in (SERVER, ELASTIC) or worker not in self.done:
             self.done[worker] = IterationsBuilder(keep=self._keep)
             self._plans[worker], self._notes[worker], self._devices[worker] = [], [], []
-
-    def _take_of_worker(self, event: WorkerEvent) -> None:
-        if isinstance(event, Planned):
-            plans = self._plans[event.worker]
-            plans.append(event)
-            if self._keep is not None and len(plans) > 2 * self._keep:
-                del plans[1 : -self._keep]
-        elif isinstance(event, Noted) and self._keep is None:
-            self._notes[event.worker].append(event)
-        elif isinstance(event, DeviceSampled) and self._keep is None:
-            self._devices[event.worker].append(event)
 
     def finish(self) -> RecordedRun:
         """The run so far.
@@ -307,9 +301,8 @@ def recorded_run(*events: Iterable[Event]) -> RecordedRun:
         ConfigError: No worker has finished an iteration.
     """
     builder = RunBuilder()
-    for some in events:
-        for event in some:
-            builder.take(event)
+    for event in chain.from_iterable(events):
+        builder.take(event)
     return builder.finish()
 
 

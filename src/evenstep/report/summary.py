@@ -193,8 +193,9 @@ def summary_of(run: RecordedRun, concluded: Conclusions | None = None) -> RunSum
     concluded = concluded or conclusions_of(run)
     counted = run.counted if run.elastic is None else run.iterations
     seconds = [float(done.iteration_seconds.sum()) for done in counted.values()]
-    training_seconds = seconds[0] if run.servers is None else max(seconds)
+    training_seconds, iterations = seconds[0] if run.servers is None else max(seconds), max(map(len, counted.values()))
     if run.elastic is not None:  # The time in which a step did not count belongs to no iteration.
+        iterations = len(np.unique(np.concatenate([done.numbers for done in counted.values()])))
         begin = min(float(done.began[0]) for done in counted.values())
         training_seconds = max(float(done.began[-1] + done.iteration_seconds[-1]) for done in counted.values()) - begin
     samples_per_second = sum(int(done.samples.sum()) for done in counted.values()) / training_seconds
@@ -207,7 +208,7 @@ def summary_of(run: RecordedRun, concluded: Conclusions | None = None) -> RunSum
         emulated=run.emulated,
         global_batch_size=run.global_batch_size,
         unrecorded_workers=run.unrecorded,
-        iterations=max(len(done) for done in counted.values()) if run.elastic is None else _steps(run),
+        iterations=iterations,
         training_seconds=training_seconds,
         samples_per_second=samples_per_second,
         ideal_samples_per_second=ideal,
@@ -221,11 +222,6 @@ def summary_of(run: RecordedRun, concluded: Conclusions | None = None) -> RunSum
         served=None if run.servers is None else _served(run.servers, training_seconds),
         elastic=None if run.elastic is None else elastic_summary(run.elastic),
     )
-
-
-def _steps(run: RecordedRun) -> int:
-    """The steps that any worker has taken part in."""
-    return len(np.unique(np.concatenate([done.numbers for done in run.iterations.values()])))
 
 
 def speed_ups(runs: Sequence[RunSummary]) -> list[float]:

@@ -36,9 +36,12 @@ def comparison_table(runs: Sequence[RunSummary], *, further: Sequence[tuple[str,
     table = Table("", box=box.SIMPLE_HEAD)
     for run in runs:
         table.add_column(run.scheme, justify="right")
+    # Behind a barrier all workers have the same.
+    iterations = [[run] if run.served is None else run.workers for run in runs]
+    averages = [" ".join(f"{each.iteration_seconds * 1000:.0f}" for each in of) + " ms" for of in iterations]
     rows = [
         ("samples/s", [f"{run.samples_per_second:,.0f}" for run in runs]),
-        ("average iteration", [_average_iteration(run) for run in runs]),
+        ("average iteration", averages),
         ("waiting per worker", [" ".join(f"{each.waiting_share:.0%}" for each in run.workers) for run in runs]),
         ("final batch sizes", [" ".join(str(each.last_batch_size) for each in run.workers) for run in runs]),
         *further,
@@ -48,12 +51,6 @@ def comparison_table(runs: Sequence[RunSummary], *, further: Sequence[tuple[str,
     for name, values in rows:
         table.add_row(name, *values)
     return table
-
-
-def _average_iteration(run: RunSummary) -> str:
-    """The seconds of an average iteration: the same for all workers behind a barrier, one per worker on servers."""
-    seconds = [run.iteration_seconds] if run.served is None else [each.iteration_seconds for each in run.workers]
-    return " ".join(f"{each * 1000:.0f}" for each in seconds) + " ms"
 
 
 def iteration_bars(runs: Sequence[RunSummary]) -> Group:

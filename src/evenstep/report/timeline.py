@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import final
 
 import numpy as np
 
@@ -10,10 +10,6 @@ from evenstep.report.account.account import ALIKE
 from evenstep.report.iterations import FloatArray
 from evenstep.report.recorded import RecordedRun
 from evenstep.telemetry.events import Noted, Planned
-
-_NOTEWORTHY: Final = 1.05  # The least change of a speed that is called one.
-_LATEST: Final = 3  # Iterations before a change of sizes, whose median stands for the speed then.
-_LEAST: Final = 1e-9  # For a size of 0.
 
 
 @final
@@ -97,19 +93,15 @@ def moves_of(run: RecordedRun, times: Times, elasticities: Mapping[int, float]) 
 
 
 def _moved(before: Sequence[int], after: Sequence[int]) -> bool:
-    if len(before) != len(after):
-        return True
-    equal = sum(after) / max(len(after), 1)
-    return any(abs(one - other) > ALIKE * equal for one, other in zip(before, after, strict=True))
+    equal, pairs = sum(after) / max(len(after), 1), zip(before, after, strict=False)
+    return len(before) != len(after) or any(abs(one - other) > ALIKE * equal for one, other in pairs)
 
 
 def _came_or_went(before: Planned, after: Planned) -> str:
     """The workers that came or went between two plans, in words; empty if they are the same."""
-    said = []
-    for worker, (had, has) in enumerate(zip(before.batch_sizes, after.batch_sizes, strict=True)):
-        if (had == 0) != (has == 0):
-            said.append(f"worker {worker} {'came' if has else 'went'}")
-    return ", ".join(said)
+    both = enumerate(zip(before.batch_sizes, after.batch_sizes, strict=True))
+    changed = [(worker, has) for worker, (had, has) in both if (had == 0) != (has == 0)]
+    return ", ".join(f"worker {worker} {'came' if has else 'went'}" for worker, has in changed)
 
 
 def _reason(then: Mapping[int, float], now: Mapping[int, float]) -> str:
@@ -120,7 +112,7 @@ def _reason(then: Mapping[int, float], now: Mapping[int, float]) -> str:
         return f"first speeds known: worker {slow} needs {now[slow] / now[fast]:.2f} times worker {fast}'s time"
     ratios = {worker: now[worker] / then[worker] for worker in now if worker in then}
     most = max(ratios, key=lambda each: abs(np.log(ratios[each])), default=None)
-    if most is None or max(ratios[most], 1 / ratios[most]) < _NOTEWORTHY:
+    if most is None or max(ratios[most], 1 / ratios[most]) < 1.05:
         return "speeds are known better"
     was, has = 1e3 * then[most], 1e3 * now[most]
     how = "slower" if has > was else "faster"
@@ -128,13 +120,13 @@ def _reason(then: Mapping[int, float], now: Mapping[int, float]) -> str:
 
 
 def _seconds_before(run: RecordedRun, iteration: int, elasticities: Mapping[int, float]) -> dict[int, float]:
-    """Each worker's compute seconds for an equal share in its last iterations before this one, if it computed."""
+    """Each worker's compute seconds for an equal share in its last three iterations before this one, if it computed."""
     found = {}
     for worker, done in run.iterations.items():
         index = int(np.searchsorted(done.numbers, iteration))
-        latest = done[max(index - _LATEST, 0) : index]
+        latest = done[max(index - 3, 0) : index]
         sizes = latest.measured * len(run.iterations) / run.global_batch_size
-        seconds = latest.compute_seconds / np.maximum(1 + elasticities[worker] * (sizes - 1), _LEAST)
+        seconds = latest.compute_seconds / np.maximum(1 + elasticities[worker] * (sizes - 1), 1e-9)  # For a size of 0.
         if seconds.any():
             found[worker] = float(np.median(seconds[seconds > 0]))
     return found

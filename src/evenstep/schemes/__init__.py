@@ -2,16 +2,7 @@
 
 from evenstep.schemes.collective import bsp, dbs, diloco, in_batches, lb_bsp, local_sgd, static
 from evenstep.schemes.grouped import group_servers, grouped
-from evenstep.schemes.recipe import (
-    DEFAULT,
-    RECIPES,
-    import_recipes,
-    parse_scheme,
-    recipe,
-    recipe_modules,
-    recipe_named,
-    sizes_of,
-)
+from evenstep.schemes.recipe import DEFAULT, RECIPES, import_recipes, parse_scheme, recipe, recipe_modules
 from evenstep.schemes.scheme import Outer, Scheme, Served, ServerOptions, placed
 from evenstep.schemes.served import asp, dssp, ssp
 
@@ -37,8 +28,6 @@ __all__ = [
     "placed",
     "recipe",
     "recipe_modules",
-    "recipe_named",
-    "sizes_of",
     "ssp",
     "static",
 ]

@@ -264,7 +264,5 @@ def in_batches(scheme: Scheme, size: int) -> Scheme:
 
 
 def _step_of_sizes(multiple: int, micro_batch: int | None) -> int:
-    """The step of sizes: whole micro-batches, if there are any; ConfigError if a micro-batch has no sample."""
-    if micro_batch is not None and micro_batch < 1:
-        raise ConfigError(f"a micro-batch of {micro_batch} samples is not possible: use 1 or more")
-    return micro_batch if micro_batch is not None and multiple == 1 else multiple
+    """The step of sizes: whole micro-batches, if there are any; `Scheme` refuses those without a sample."""
+    return micro_batch if micro_batch is not None and micro_batch > 0 and multiple == 1 else multiple

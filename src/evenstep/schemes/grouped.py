@@ -1,7 +1,7 @@
 """The recipe of groups: barriers inside them, and any policy of parameter servers between them."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal, Unpack
+from typing import Annotated, Any, Literal, Unpack
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.groups import ByHost, ByRank, BySpeed, GivenGroups, Grouping, Groups, Progressive
@@ -12,9 +12,6 @@ from evenstep.schemes.given_sizes import is_number
 from evenstep.schemes.recipe import recipe, scheme_within, sizes_of
 from evenstep.schemes.scheme import Clip, Nonfinite, OptimizerName, PushTo, Rate, Scheme, Served, ServerCount
 from evenstep.schemes.served import PeriodOptions, on_servers
-
-_MAX_RANKS: Final = 2**16
-"""The most ranks in a range, more than any run has."""
 
 
 @recipe
@@ -61,13 +58,6 @@ def grouped(
     When to use it: a few workers are much slower than the others, or hosts are far apart. When not: differences of
     speed last, and sizes can even them out (`lb_bsp`).
     """
-    _require_sizes(inside)
-    sync = Grouped(grouping=_grouping(str(groups), by, behind), across=_across(across).sync)
-    options: dict[str, Any] = {"rate": rate, "clip": clip, "nonfinite": nonfinite, "servers": servers}
-    return on_servers("grouped", sync, inside, push_to=push_to, optimizer=optimizer, **options, **local)
-
-
-def _require_sizes(inside: Scheme | str) -> None:
     scheme = scheme_within(inside)
     try:
         sizes_of("grouped", scheme)
@@ -75,6 +65,9 @@ def _require_sizes(inside: Scheme | str) -> None:
         raise ConfigError(
             f"inside a group is a barrier, and {str(scheme)!r} says more than its sizes: use bsp, lb-bsp or dbs"
         ) from error
+    sync = Grouped(grouping=_grouping(str(groups), by, behind), across=_across(across).sync)
+    options: dict[str, Any] = {"rate": rate, "clip": clip, "nonfinite": nonfinite, "servers": servers}
+    return on_servers("grouped", sync, inside, push_to=push_to, optimizer=optimizer, **options, **local)
 
 
 def _across(across: Scheme | str) -> Scheme:
@@ -111,7 +104,7 @@ def _given(text: str) -> Groups:
                     f"groups cannot be {shown(text)}: use progressive, hosts, a number, or ranks such as 0-3/4+6/5+7"
                 )
             low, high = int(first), int(last if dash else first)
-            if not 0 <= high - low < _MAX_RANKS:
+            if not 0 <= high - low < 2**16:  # More than any run has.
                 raise ConfigError(f"groups cannot name the ranks {ranks!r}: write the first and the last, such as 0-3")
             group += range(low, high + 1)
         groups.append(tuple(sorted(group)))

@@ -25,7 +25,7 @@ import numpy as np
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.nearest import nearest
-from evenstep.core.shown import shown
+from evenstep.core.shown import first_line, shown
 from evenstep.core.values import UNLIMITED
 from evenstep.schemes.given_sizes import read_sizes, text_of
 from evenstep.schemes.scheme import LOCAL_STEPS, Scheme, Served, one_of
@@ -39,7 +39,6 @@ _WORDS: Final = {
     bool: "true or false", int: "a whole number", float: "a number", Scheme: "a scheme", str: "a name",
     Sequence: "batch sizes such as 12/9/3",
 }  # fmt: skip
-_BOOLEANS: Final = {"true": True, "false": False}
 _OTHER_SIGN: Final = re.compile(r"(?P<name>[A-Za-z_-]+)\s*[,;\s]\s*(?P<rest>[a-z_]+\s*=.{0,100})")
 
 _WITHIN_NAMES: Final = re.compile(r"_|(?<=[a-z0-9])(?=[A-Z])")
@@ -141,14 +140,9 @@ def recipe_named(text: str, *, imports: bool = True) -> tuple[str, str]:
         import_recipes(first)
     if name not in RECIPES:
         known = [each.partition(":")[2] for each in RECIPES if each.startswith(f"{first}:")]
-        raise ConfigError(
-            f"the module {shown(first)} has no recipe {shown(second)}: "
-            + (
-                nearest(_canonical(second), known)
-                if known
-                else "put @evenstep.policies.recipe before a class or a function in it"
-            )
-        )
+        none = "put @evenstep.policies.recipe before a class or a function in it"
+        then = nearest(_canonical(second), known) if known else none
+        raise ConfigError(f"the module {shown(first)} has no recipe {shown(second)}: {then}")
     return name, parameters
 
 
@@ -194,10 +188,10 @@ def import_recipes(module: str, folder: str | None = None) -> None:
     try:
         import_module(module)
     except Exception as error:
-        why = str(error).partition("\n")[0]
+        why = f"{type(error).__name__}: {first_line(error)}"
         raise ConfigError(
-            f"the module {shown(module)} of a scheme cannot be imported ({type(error).__name__}: {why}): check its name"
-            f" and that it is in {folder} or on PYTHONPATH"
+            f"the module {shown(module)} of a scheme cannot be imported ({why}): check its name and that it is in"
+            f" {folder} or on PYTHONPATH"
         ) from error
 
 
@@ -255,8 +249,10 @@ def _signature(function: Callable[..., object], *, with_help: bool = False) -> i
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            options = get_type_hints(get_args(hints[name])[0], include_extras=with_help)
-            parameters += [_server_option(key, kind) for key, kind in options.items()]
+            options, only = get_type_hints(get_args(hints[name])[0], include_extras=with_help), parameter.KEYWORD_ONLY
+            for key, kind in options.items():
+                default = LOCAL_STEPS[key] if key in LOCAL_STEPS else getattr(Served(), key)
+                parameters.append(inspect.Parameter(key, only, default=default, annotation=kind))
         elif name not in hints or parameter.default is inspect.Parameter.empty:
             raise ConfigError(f"the parameter {name!r} of the recipe {name_of(function)!r} needs a type and a default")
         else:
@@ -264,30 +260,15 @@ def _signature(function: Callable[..., object], *, with_help: bool = False) -> i
     return inspect.Signature(parameters, return_annotation=Scheme)
 
 
-def _server_option(name: str, kind: object) -> inspect.Parameter:
-    default = LOCAL_STEPS[name] if name in LOCAL_STEPS else getattr(Served(), name)
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-
-
 def _documented(text: str, signature: inspect.Signature) -> str:
     """The docstring with a section of arguments, made from the parameters' help."""
-    lines = [
-        textwrap.fill(
-            f"{name}: {_help(parameter)}",
-            116,
-            initial_indent=" " * 4,
-            subsequent_indent=" " * 8,
-            break_on_hyphens=False,
-            break_long_words=False,
-        )
-        for name, parameter in signature.parameters.items()
-    ]
+    lines = []
+    wrapper = textwrap.TextWrapper(116, " " * 4, " " * 8, break_long_words=False, break_on_hyphens=False)
+    for name, parameter in signature.parameters.items():
+        metadata = getattr(parameter.annotation, "__metadata__", ())
+        told = next((each for each in metadata if isinstance(each, str)), "")
+        lines += wrapper.wrap(f"{name}: {told}")
     return "\n".join([inspect.cleandoc(text), "", "Args:", *lines])
-
-
-def _help(parameter: inspect.Parameter) -> str:
-    metadata = getattr(parameter.annotation, "__metadata__", ())
-    return next((each for each in metadata if isinstance(each, str)), "")
 
 
 def _spelled(name: str, signature: inspect.Signature, values: Mapping[str, object]) -> str:
@@ -318,7 +299,7 @@ def _text(value: object, parameter: inspect.Parameter) -> str:
 def _read(text: str, types: Collection[type]) -> object:
     """The value of one of these types that a text stands for; the text itself if there is none, which is refused."""
     if bool in types:
-        return _BOOLEANS.get(text.lower(), text)
+        return {"true": True, "false": False}.get(text.lower(), text)
     with suppress(ValueError):
         if str not in types and Sequence not in types:
             return int(text) if int in types else float(text)

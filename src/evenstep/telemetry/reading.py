@@ -19,7 +19,6 @@ from evenstep.telemetry.regular import open_regular
 
 _LINE_BYTES: Final = 16 << 20
 """The longest line; a run of 100,000 workers needs a tenth of that."""
-_BLOCK_BYTES: Final = 1 << 17  # That are read and decoded at once: hundreds of events.
 
 Role: TypeAlias = Literal["worker", "server", "launcher"]
 """The writer of a file of events, which is named after it."""
@@ -27,12 +26,7 @@ ROLES: Final[tuple[Role, ...]] = ("worker", "server", "launcher")
 """All roles."""
 
 
-class _Tagged(msgspec.Struct):
-    event: str
-
-
 _DECODER: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(Union[tuple(RECORDS.values())])  # noqa: UP007 - made here
-_KIND: Final = msgspec.json.Decoder(_Tagged)
 _CONTROL: Final = re.compile(rb"(\\\\)|\\(?:[bfr]|u00(?:0[^9aA]|1.|7[fF]|[89].))|\x7f|\xc2[\x80-\x9f]")
 """Control characters in JSON except tabs and new lines; the group matches backslashes that do not begin a code."""
 _MISSING: Final = re.compile("Object missing required field `(?!event`)(.*?)`$")
@@ -51,8 +45,9 @@ def event_of(line: bytes) -> Event | None:
     try:
         event: Event = _DECODER.decode(_printable(line))
     except (ValueError, RecursionError) as error:
-        with suppress(ValueError, RecursionError):
-            if _KIND.decode(line).event not in RECORDS:
+        with suppress(KeyError, RecursionError, TypeError, ValueError):
+            kind = msgspec.json.decode(line)["event"]
+            if isinstance(kind, str) and kind not in RECORDS:
                 return None
         missing = _MISSING.match(str(error))
         if missing is not None:
@@ -105,7 +100,7 @@ def whole_lines(path: Path, offset: int = 0) -> Iterator[bytes]:
     try:
         with open_regular(path) as file:
             file.seek(offset)
-            while lines := file.read(_BLOCK_BYTES) + file.readline(_LINE_BYTES):
+            while lines := file.read(1 << 17) + file.readline(_LINE_BYTES):  # Hundreds of events.
                 whole = len(lines) if len(lines) >= _LINE_BYTES else lines.rfind(b"\n") + 1
                 yield lines[:whole]
                 if whole < len(lines):
@@ -152,38 +147,28 @@ def _refuse(path: Path, first: int, index: int, error: ValueError) -> None:
 
 
 @final
-class Tail:
-    """Follows one file: an incomplete last line waits for the next call."""
+class RunTail:
+    """Follows all files of a run directory, including those created later; an incomplete last line waits.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
+    Damaged lines are skipped; `read_events` reports them.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._offsets: dict[Path, int] = {}
 
     def new(self) -> Iterator[Event]:
-        """The events since the last call. Damaged lines are skipped; `read_events` reports them.
+        """The events since the last call, one file after the other; errors as for `new_in`."""
+        for role in ROLES:
+            for path in event_files(self._run_dir, role):
+                yield from self.new_in(path)
+
+    def new_in(self, path: Path) -> Iterator[Event]:
+        """The events in one of the files since the last call.
 
         Raises:
             ConfigError: The file is not a regular file, or cannot be read.
         """
-        if not self._path.exists():
-            return
-        for lines in whole_lines(self._path, self._offset):
-            self._offset += len(lines)
+        for lines in whole_lines(path, self._offsets.get(path, 0)):
+            self._offsets[path] = self._offsets.get(path, 0) + len(lines)
             yield from events_of(lines, lambda index, error: None)
-
-
-@final
-class RunTail:
-    """Follows all files of a run directory, including those created later."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
-        self._tails: dict[Path, Tail] = {}
-
-    def new(self) -> Iterator[Event]:
-        """The events since the last call, one file after the other."""
-        for role in ROLES:
-            for path in event_files(self._run_dir, role):
-                self._tails.setdefault(path, Tail(path))
-        for tail in self._tails.values():
-            yield from tail.new()

@@ -68,7 +68,12 @@ class JsonlRecorder:
     ) -> None:
         with writing_to(run_dir):
             path = run_dir / f"{role}-{index}.jsonl"
-            _cut_incomplete_line(path)
+            # A last line cut by a kill goes, because a restarted worker would append to it.
+            if path.exists() and path.stat().st_size:  # An empty file cannot be mapped.
+                with path.open("rb+") as file:
+                    with mmap(file.fileno(), 0) as content:
+                        end = content.rfind(b"\n") + 1
+                    file.truncate(end)
             self._file = path.open("ab")
         self._lost = False
         # Training scripts do not close what `prepare` opened.
@@ -119,12 +124,3 @@ def _finish(file: BinaryIO, last: Callable[[], Event] | None, process: int) -> N
             _write(file, last())
     with suppress(OSError):  # On a full disk; the written lines are complete.
         file.close()
-
-
-def _cut_incomplete_line(path: Path) -> None:
-    """Remove a last line cut by a kill, because a restarted worker would append to it."""
-    if path.exists() and path.stat().st_size:  # An empty file cannot be mapped.
-        with path.open("rb+") as file:
-            with mmap(file.fileno(), 0) as content:
-                end = content.rfind(b"\n") + 1
-            file.truncate(end)

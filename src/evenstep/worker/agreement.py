@@ -201,23 +201,13 @@ def hold_of(
     Raises:
         ConfigError: This many workers cannot emulate it.
     """
-    parts: list[Disturbance] = []
-    largest_batch, memory, change_seconds, emulated = UNLIMITED, None, 0.0, False
-    with naming("emulate" if emulate is not None else VARIABLES["emulate"]):
-        asked = emulate if emulate is not None else launched.emulate
-        cluster = asked if asked is None or isinstance(asked, Cluster) else read_cluster(Path(asked))
-        if cluster is not None and len(cluster) != workers:
-            raise ConfigError(
-                f"the cluster to emulate describes {len(cluster)} workers but {workers} were started: make them the"
-                " same"
-            )
+    given = launched.emulate if emulate is None else emulate
+    with naming(VARIABLES["emulate"] if emulate is None else "emulate"):
+        cluster = given if given is None or isinstance(given, Cluster) else read_cluster(Path(given))
         if cluster is not None:
-            require_emulable(cluster)
-    if cluster is not None:
-        parts.append(cluster.disturbance())
-        largest_batch, memory = cluster.largest_batch(rank), cluster.memory(rank)
-        device = cluster.workers[rank].device
-        emulated, change_seconds = device is not None, 0.0 if device is None else device.change_seconds
+            require_emulable(cluster, workers)
+    parts: list[Disturbance] = [] if cluster is None else [cluster.disturbance()]
+    device = None if cluster is None else cluster.workers[rank].device
     for text in launched.slow:
         slow = parse_slow(text, VARIABLES["slow"])
         if slow.worker is not None and slow.worker >= workers:
@@ -230,9 +220,9 @@ def hold_of(
     hold = Hold(
         disturbance=Chain(parts=tuple(parts)),
         worker=rank,
-        largest_batch=largest_batch,
-        memory=memory,
-        change_seconds=change_seconds,
+        largest_batch=UNLIMITED if device is None else device.largest_batch,
+        memory=None if device is None else device.memory,
+        change_seconds=0.0 if device is None else device.change_seconds,
         wait=time.sleep,
     )
-    return hold, emulated
+    return hold, device is not None

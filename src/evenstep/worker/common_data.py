@@ -1,7 +1,7 @@
 """Checks that all workers have the same samples, of which each trains on a part."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -10,12 +10,6 @@ from evenstep.core.errors import ConfigError, DisagreementError
 from evenstep.core.shown import shown
 from evenstep.core.values import IntArray
 from evenstep.worker.agreement import Exchange
-
-_REPEATS: Final = 3
-_ADVICE: Final = (
-    "give all workers all of the data, which evenstep shares out, and no shards of your own; or"
-    ' partition="common" if the data are the same'
-)
 
 
 def length_of(leaves: Sequence[Any]) -> int:
@@ -74,7 +68,14 @@ def require_common(
     records = exchange({"partition": partition, "samples": own() if partition is None else 0})
     if any(record["partition"] is not None for record in records):
         return
-    require_alike([record["samples"] for record in records], exchange, rank, again=own, advice=_ADVICE)
+    require_alike(
+        [record["samples"] for record in records],
+        exchange,
+        rank,
+        again=own,
+        advice="give all workers all of the data, which evenstep shares out, and no shards of your own; or"
+        ' partition="common" if the data are the same',
+    )
 
 
 def require_alike(
@@ -97,7 +98,7 @@ def require_alike(
     odd = unlike(checksums)
     if odd is None:
         return
-    same = all(again() == checksums[rank] for _ in range(_REPEATS))
+    same = all(again() == checksums[rank] for _ in range(3))
     if not all(each["same"] for each in exchange({"same": same})):
         return
     raise DisagreementError(

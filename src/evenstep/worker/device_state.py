@@ -4,13 +4,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Final, Self, final
+from typing import Any, Self, final
 
 from evenstep.telemetry.events import DeviceSampled, Event, IterationDone
 from evenstep.telemetry.recorder import Recorder
-
-_SECONDS: Final = 1.0
-"""The least time between two samples: NVML itself averages over up to a second."""
 
 
 @final
@@ -47,7 +44,7 @@ class WithDevice:
         self._recorder.record(event)
         if isinstance(event, IterationDone) and self._clock() >= self._due:
             now = self._clock()
-            self._due = now + _SECONDS
+            self._due = now + 1.0  # NVML itself averages over up to a second.
             nvml, handle = self._nvml, self._handle
             with suppress(nvml.NVMLError):  # Not every GPU tells everything.
                 self._recorder.record(

@@ -5,15 +5,11 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, final
+from typing import final
 
 import psutil
 
 from evenstep.core.values import Factors
-
-_CPU_SECONDS: Final = 0.1
-"""Seconds between two readings of the cores, whose times come in ticks of 10 ms."""
-_MEMORY_SECONDS: Final = 4.0
 
 
 @final
@@ -35,9 +31,9 @@ class FactorSampler:
     def __init__(self, *, threads: int, clock: Callable[[], float], root: Path = Path("/")) -> None:
         self._threads = threads
         self._clock = clock
-        one = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-        folders = group_folders(root, "cpu", two=("cpu.max",), one=one)
-        self._quota_files = [tuple(folder / name for name in names) for folder, names in folders]
+        # The CPU quota of this process's control group and of its parents.
+        found = group_folders(root, "cpu", two=("cpu.max",), one=("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+        self._quota_files = [tuple(folder / name for name in names) for folder, names in found]
         self._cores = usable_cores()
         self._taken = (-math.inf, 0.0, 0.0)  # Time of the last reading, and busy seconds then: all, and our own.
         self._share = 1.0
@@ -46,20 +42,16 @@ class FactorSampler:
     def sample(self) -> Factors:
         """Read the current factors: the cores at most every 0.1 s and the memory at most every 4 s. Never raises."""
         now = self._clock()
-        if now - self._memory[0] >= _MEMORY_SECONDS:
+        if now - self._memory[0] >= 4.0:
             memory = psutil.virtual_memory()
             self._memory = (now, memory.available / memory.total)
-        return Factors(cpu_availability=self._cpu(now), memory_availability=self._memory[1])
+        return Factors(cpu_availability=self._cpu(), memory_availability=self._memory[1])
 
-    def _cpu(self, now: float) -> float:
+    def _cpu(self) -> float:
+        now = self._clock()
         before, busy_before, own_before = self._taken
-        if now - before >= _CPU_SECONDS:
-            times, own = psutil.cpu_times(percpu=True), time.process_time()
-            busy = math.fsum(
-                sum(times[core][:8]) - times[core].idle - getattr(times[core], "iowait", 0.0)
-                for core in self._cores
-                if core < len(times)
-            )
+        if now - before >= 0.1:  # Times come in ticks of 10 ms.
+            busy, own = _busy_seconds(self._cores), time.process_time()
             if math.isfinite(before):
                 others = max((busy - busy_before) - (own - own_before), 0.0) / (now - before)
                 self._share = share_left(cores=len(self._cores), threads=self._threads, others=others)
@@ -85,6 +77,16 @@ def share_left(*, cores: int, threads: int, others: float) -> float:
     wanted = min(threads, cores)
     fair = cores * wanted / (cores + wanted)
     return min(max(cores - others, fair) / wanted, 1.0)
+
+
+def _busy_seconds(cores: frozenset[int]) -> float:
+    """Return the seconds that these cores were busy since the machine started."""
+    times = psutil.cpu_times(percpu=True)
+    return math.fsum(
+        sum(times[core][:8]) - times[core].idle - getattr(times[core], "iowait", 0.0)
+        for core in cores
+        if core < len(times)
+    )
 
 
 def group_folders(

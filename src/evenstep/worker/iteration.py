@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, final
 
 import msgspec
 
@@ -14,10 +14,6 @@ from evenstep.telemetry.events import IterationDone
 
 if TYPE_CHECKING:
     from evenstep.protocol.messages import Grant
-
-_UNKNOWN: Final = Factors()
-_MAX_UNITS: Final = 2**53
-"""Units in a batch; a float holds each whole number up to this one."""
 
 
 @final
@@ -65,7 +61,7 @@ class Iteration(msgspec.Struct, eq=False, kw_only=True):
     device_synchronised_seconds: float | None = None
     ended: float | None = None
     observed: bool = False
-    factors: Factors = _UNKNOWN
+    factors: Factors = Factors()
     forecaster_before: State | None = None
 
     def continue_from(self, before: "Iteration") -> None:
@@ -149,7 +145,7 @@ def units_of(share: Share | None, count: Any) -> float:
         units = math.nan if isinstance(count, str) else float(count)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor of several elements.
         units = math.nan
-    if not 0 <= units <= _MAX_UNITS:
+    if not 0 <= units <= 2**53:  # A float holds each whole number up to this one.
         raise ConfigError(f"weigh_by takes a number of units (tokens, pixels) or weights >= 0, not {shown(count)}")
     # A batch below the minimum repeats its samples, and a unit counts once.
     return units * share.samples / len(share.positions)

@@ -116,9 +116,8 @@ class Progress:
         self.epoch, self.done = saved.epoch, saved.iteration
         self.next_epoch = saved.epoch + 1 if over else saved.epoch
         self.resume = None if over else saved.iteration
-        self.chosen = True
-        self.drawn = None
-        if not over and saved.order is not None:
+        self.chosen, self.drawn = True, None
+        if saved.order is not None and not over:
             ends = None if saved.ends is None else np.array(saved.ends, dtype=np.int64)
             self.drawn = Drawn(indices=np.array(saved.order, dtype=np.int64), ends=ends)
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 COLUMNS: Final = 3 + Reports.columns()
 """The number of columns of a row without extra ones."""
-_DIGITS: Final = 3
-"""Decimal digits of a load in average samples."""
 
 
 class Stopwatch(Protocol):
@@ -144,7 +142,7 @@ class Meter:
         lap = self.stopwatch.lap(now.load, now.passes)
         now.device_synchronised_seconds = self.stopwatch.synchronised_seconds
         load, microseconds = (0, 0) if lap is None else (lap[0], round(lap[1] * 1e6))
-        load = round(load) if now.costs is None else round(load, _DIGITS)
+        load = round(load) if now.costs is None else round(load, 3)
         largest_size, forecast = UNLIMITED, 0
         if self.memory is not None:
             if not now.observed:

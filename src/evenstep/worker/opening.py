@@ -98,15 +98,13 @@ def _summary(agreed: Agreed, launched: LaunchSettings) -> Summary | None:
     # With servers, the first server gives it.
     if alone or launched.survey_up_to or agreed.scheme.served is not None:
         return None
-    then = 'scheme="lb-bsp" in the script'  # How to start this run again with sizes by speed.
-    if launched.scheme is not None:
-        then = f"the same command with {'--scheme ' if VARIABLE in os.environ else 'EVENSTEP_SCHEME='}lb-bsp"
+    option = "--scheme " if VARIABLE in os.environ else f"{VARIABLES['scheme']}="
     return Summary(
         workers=len(agreed.workers),
         global_batch_size=agreed.problem.global_batch_size,
         scheme=agreed.scheme.name,
         say=say if marks is None else partial(leave_line, marks),
-        then=then,
+        then='scheme="lb-bsp" in the script' if launched.scheme is None else f"the same command with {option}lb-bsp",
     )
 
 

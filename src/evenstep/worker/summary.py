@@ -5,7 +5,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Final, TypeAlias, final
+from typing import TypeAlias, final
 
 import numpy as np
 
@@ -13,12 +13,6 @@ from evenstep.core.values import IntArray, Reports
 from evenstep.report.account.account import Account, Meetings
 from evenstep.report.account.verdict import summary_lines, verdict_of
 from evenstep.worker.iteration import Iteration
-
-_BATCH: Final = 64
-"""Iterations that are added up together, so that each one costs next to nothing."""
-_MOST_BARS: Final = 8
-_BAR: Final = 40
-"""The width of a bar, so that a line has at most 80 characters."""
 
 _Meeting: TypeAlias = tuple[Iteration, Reports, IntArray]
 """An iteration of worker 0 in which all workers synchronised, as `take` gets it."""
@@ -56,7 +50,7 @@ class Summary:
             outside: `input_seconds` and `script_seconds` of each worker, in microseconds, shape [workers, 2].
         """
         self._waiting.append((done, reports, outside))
-        if len(self._waiting) == _BATCH:
+        if len(self._waiting) == 64:  # Together, so that each one costs next to nothing.
             _add_up(self._account, self._waiting)
 
     @property
@@ -119,11 +113,12 @@ def _say_lines(
 def bars(account: Account, scheme: str) -> list[str]:
     """Draw the average iteration of each worker as a bar, if they are few; colours are for a terminal."""
     encoding = str(getattr(sys.stderr, "encoding", None)).lower()
-    if not 2 <= account.workers <= _MOST_BARS or not encoding.startswith("utf"):
+    if not 2 <= account.workers <= 8 or not encoding.startswith("utf"):
         return []
     from evenstep.report.terminal import Bar, drawn, lines_of  # At the end only: rich takes a while to import.
 
     rows = zip(account.last_sizes, account.own[0] / account.iterations, account.wait / account.iterations, strict=True)
     whole = account.seconds / account.iterations
     shown = [Bar(worker, *row, whole) for worker, row in enumerate(rows)]
-    return lines_of(drawn({scheme: shown}, width=_BAR), colours=sys.stderr.isatty())
+    # A line has at most 80 characters.
+    return lines_of(drawn({scheme: shown}, width=40), colours=sys.stderr.isatty())

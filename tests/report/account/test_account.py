@@ -34,7 +34,7 @@ def test_iterations_may_come_some_at_a_time(step):
     one, other = (verdict_of(account, range(3), "lb-bsp") for account in (at_once, in_pieces))
     assert one.text == other.text
     assert one.cost == pytest.approx(other.cost)
-    assert str(at_once.speed_up) == str(in_pieces.speed_up)
+    assert str(at_once.gain.speed_up) == str(in_pieces.gain.speed_up)
     assert lines_of(at_once, "lb-bsp") == lines_of(in_pieces, "lb-bsp")
 
 
@@ -51,7 +51,7 @@ def test_a_run_in_three_lines():
 def test_equal_workers_are_told_so():
     account = Account(3, 36)
     account.take(meetings([(12, 12, 12)] * 80, seconds_per_sample=(0.001,) * 3))
-    assert str(account.speed_up) == "1.00"
+    assert str(account.gain.speed_up) == "1.00"
     assert lines_of(account, "lb-bsp")[1:] == ["No worker is slow: waiting takes 0% of all workers' time."]
 
 
@@ -136,7 +136,7 @@ def test_no_gain_is_told_that_is_within_its_noise():
     account = Account(3, 36)
     noise = np.random.default_rng(1)
     account.take(meetings([(12, 12, 12)] * 5 + [(13, 13, 10)] * 80, seconds_per_sample=EVENED_OUT, noise=noise))
-    assert account.speed_up.low < 1.02
+    assert account.gain.speed_up.low < 1.02
     assert verdict_of(account, range(3), "lb-bsp").text.startswith("No worker is slow: waiting takes 6%")
 
 

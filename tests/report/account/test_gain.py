@@ -39,7 +39,7 @@ def account_of(meetings):
 
 
 def claimed(run):
-    return account_of(run.meetings).speed_up
+    return account_of(run.meetings).gain.speed_up
 
 
 @pytest.mark.parametrize("fixed", [0.0, 0.5])
@@ -97,7 +97,7 @@ def test_sizes_that_never_change_leave_open_whether_time_follows_them():
 
 
 def claimed_of(sizes, compute):
-    return account_of(meetings_of(np.broadcast_to(sizes, compute.shape), compute, comm=0.0)).speed_up
+    return account_of(meetings_of(np.broadcast_to(sizes, compute.shape), compute, comm=0.0)).gain.speed_up
 
 
 def test_a_load_that_changes_right_before_its_sizes_do_hides_nothing():
@@ -151,7 +151,7 @@ def test_a_worker_without_samples_is_as_fast_as_when_it_had_some():
     sizes = np.array([[120.0, 120.0]] * 5 + [[240.0, 0.0]] * 45)
     compute = np.where(sizes > 0, sizes * [0.001, 0.004], 0.0)
     account = account_of(meetings_of(sizes, compute, comm=0.0))
-    assert account.speed_up.estimate == pytest.approx(0.48 * 50 / (5 * 0.48 + 45 * 0.24), rel=0.02)
+    assert account.gain.speed_up.estimate == pytest.approx(0.48 * 50 / (5 * 0.48 + 45 * 0.24), rel=0.02)
     assert account.slowdowns()[1] == pytest.approx(4, rel=0.02)
 
 
@@ -159,7 +159,7 @@ def test_several_iterations_between_two_meetings_take_their_fixed_part_each():
     run = made(constant(), fixed=0.5)
     once = run.meetings
     twice = meetings_of(2 * once.samples.T, 2 * once.own[0].T, comm=0.004)
-    assert account_of(twice).speed_up.estimate == pytest.approx(run.gained, rel=0.01)
+    assert account_of(twice).gain.speed_up.estimate == pytest.approx(run.gained, rel=0.01)
 
 
 def test_a_device_that_reports_its_times_an_iteration_late_shows_the_same():
@@ -174,7 +174,7 @@ def test_workers_whose_fixed_parts_differ_are_told_apart():
     sizes = np.array([[80.0] * 3] * 5 + [[110.0, 110.0, 20.0]] * 40)
     account = account_of(meetings_of(sizes, 0.030 + 0.001 * np.array([1, 1, 4]) * sizes))
     assert account.slowdowns()[2] == pytest.approx((30 + 320) / (30 + 80), rel=0.05)
-    assert account.speed_up.estimate == pytest.approx(45 * 0.352 / (5 * 0.352 + 40 * 0.142), rel=0.05)
+    assert account.gain.speed_up.estimate == pytest.approx(45 * 0.352 / (5 * 0.352 + 40 * 0.142), rel=0.05)
 
 
 def test_waiting_and_slowness_are_those_of_equal_sizes():
@@ -190,11 +190,11 @@ def test_whole_batches_take_as_long_each_so_that_sizes_need_not_change_after_the
     run = made(constant(), noise=0.02)
     for each in (account, unknown):
         each.take(run.meetings.part(slice(START, None)))
-    gained = account.speed_up
+    gained = account.gain.speed_up
     assert gained.low < gained.estimate < gained.high < 1.05 * gained.low
     assert gained.estimate == pytest.approx(run.gained, rel=0.06)
     assert account.slowdowns()[3] == pytest.approx(4.0, rel=0.05)
-    assert unknown.speed_up.high > 1.2 * unknown.speed_up.low
+    assert unknown.gain.speed_up.high > 1.2 * unknown.gain.speed_up.low
 
 
 def test_memory_does_not_grow_with_the_run():

@@ -340,6 +340,17 @@ def test_averages_are_weighed_by_the_units_since_the_last():
     assert second[:2] == [None, 4 / 6]
 
 
+def test_averages_without_any_units_are_of_equal_weights():
+    def script(balancer, rank):
+        for _ in balancer.epoch():
+            balancer.weigh_by(0)
+            balancer.report(0.1 * (1 + rank))
+            yield balancer.share.average
+
+    both = together(lambda *given: list(script(*given)), "local-sgd:period=2")
+    assert [each[:2] for each in both] == [[None, 1 / 2]] * 2
+
+
 def test_units_on_one_worker_alone_are_refused():
     def script(balancer, rank):
         for _ in balancer.epoch():

@@ -1,7 +1,7 @@
 """Injected slowness and emulated devices: the time of a worker's compute, decided without a clock."""
 
-from evenstep.cluster.slowness.base import NO_SLOWNESS, Disturbance, Slowness, SlownessNews
-from evenstep.cluster.slowness.devices import MEASURED_CURVES, AffineCurve, Device, DeviceMemory, PointCurve, TimeCurve
+from evenstep.cluster.slowness.base import NO_SLOWNESS, Disturbance, Slowness, SlownessNews, factors_of
+from evenstep.cluster.slowness.devices import MEASURED_CURVES, AffineCurve, Device, DeviceMemory, PointCurve
 from evenstep.cluster.slowness.disturbances import (
     Chain,
     Constant,
@@ -11,7 +11,6 @@ from evenstep.cluster.slowness.disturbances import (
     PerWorker,
     Trace,
 )
-from evenstep.cluster.slowness.taking import Taking, factors_of
 
 __all__ = [
     "MEASURED_CURVES",
@@ -29,8 +28,6 @@ __all__ = [
     "PointCurve",
     "Slowness",
     "SlownessNews",
-    "Taking",
-    "TimeCurve",
     "Trace",
     "factors_of",
 ]

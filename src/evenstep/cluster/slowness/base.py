@@ -1,27 +1,33 @@
 """The interface of disturbances, and reports of the slowness that they cause."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, final
 
-_ALIKE: Final = 1.05  # Smaller differences are not told of.
-_LASTING_ITERATIONS: Final = 3  # Shorter slowness is noise, and is not reported.
+from evenstep.core.values import Factors
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowness:
-    """The slowdown of an iteration: `factor` times its seconds (below 1: faster), plus `extra_seconds` >= 0."""
+    """The slowdown of an iteration: `factor` times its seconds (below 1: faster), plus `extra_seconds` >= 0.
+
+    `processor` and `memory` are the parts of the machine's, 0 to 1, that its cause leaves to the worker, if it can be
+    seen.
+    """
 
     factor: float = 1.0
     extra_seconds: float = 0.0
+    processor: float = 1.0
+    memory: float = 1.0
 
     def then(self, *, factor: float, extra_seconds: float = 0.0) -> "Slowness":
         """Combine this slowness with another on top of it."""
-        return Slowness(factor=self.factor * factor, extra_seconds=self.extra_seconds * factor + extra_seconds)
+        return replace(self, factor=self.factor * factor, extra_seconds=self.extra_seconds * factor + extra_seconds)
 
     def is_like(self, other: "Slowness") -> bool:
         """True if the two differ by at most five per cent."""
-        return _alike(self.factor, other.factor) and _alike(self.extra_seconds, other.extra_seconds)
+        pairs = ((self.factor, other.factor), (self.extra_seconds, other.extra_seconds))
+        return all(max(pair) <= 1.05 * min(pair) for pair in pairs)
 
 
 NO_SLOWNESS: Final = Slowness()
@@ -67,7 +73,8 @@ class SlownessNews:
         now = self._at(iteration)
         if now.is_like(self._reported):
             return None
-        if not all(self._at(later).is_like(now) for later in range(iteration + 1, iteration + _LASTING_ITERATIONS)):
+        # Slowness of less than three iterations is noise.
+        if not all(self._at(later).is_like(now) for later in (iteration + 1, iteration + 2)):
             return None
         self._reported = now
         return now
@@ -76,5 +83,11 @@ class SlownessNews:
         return self._disturbance.slowness(NO_SLOWNESS, worker=self._worker, iteration=iteration)
 
 
-def _alike(first: float, second: float) -> bool:
-    return max(first, second) <= _ALIKE * min(first, second)
+def factors_of(disturbance: Disturbance, *, worker: int, iteration: int) -> Factors:
+    """The driving factors that the worker reads before this iteration; 1 if nothing visible is taken.
+
+    So a change is seen before the first iteration that it slows, as in the paper (LB-BSP, arXiv 1806.02508). A real
+    competitor that starts after the reading, while the worker waits, is seen one iteration later.
+    """
+    slow = disturbance.slowness(NO_SLOWNESS, worker=worker, iteration=iteration)
+    return Factors(cpu_availability=slow.processor, memory_availability=slow.memory)

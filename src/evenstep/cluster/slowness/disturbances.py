@@ -1,9 +1,9 @@
 """The disturbances that slow workers, and their combinations."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Annotated, Final, final
+from typing import Annotated, Final, Literal, TypeAlias, final
 
 from evenstep.cluster.record import (
     DURATION,
@@ -17,7 +17,7 @@ from evenstep.cluster.record import (
     Listed,
     require_ranges,
 )
-from evenstep.cluster.slowness.base import Disturbance, Slowness
+from evenstep.cluster.slowness.base import NO_SLOWNESS, Disturbance, Slowness
 from evenstep.cluster.slowness.draw import Purpose, uniform, uniforms
 from evenstep.core.errors import ConfigError
 
@@ -196,17 +196,14 @@ class Jitter:
 
     spread: Annotated[float, SHARE, NOT_NEGATIVE]
     seed: Annotated[int, SEED]
-    _variance: float = field(init=False, repr=False, compare=False)
-    _sigma: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         require_ranges(self)
-        object.__setattr__(self, "_variance", math.log1p(self.spread**2))
-        object.__setattr__(self, "_sigma", math.sqrt(self._variance))
 
     def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float) -> float:
+        variance = math.log1p(self.spread**2)
         normal = _NORMAL.inv_cdf(uniform(self.seed, _JITTER, worker, iteration))
-        return natural_seconds * math.exp(self._sigma * normal - self._variance / 2)
+        return natural_seconds * math.exp(math.sqrt(variance) * normal - variance / 2)
 
     def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
         return before
@@ -235,3 +232,30 @@ class Trace(Disturbance):
 
     def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
         return before.then(factor=self.factors[iteration % len(self.factors)])
+
+
+Taken: TypeAlias = Literal["processor", "memory"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taking:
+    """A disturbance by other processes, which take a resource of the worker's machine while they slow it.
+
+    While the part slows the worker F times, 1 / F of that resource is available to the worker.
+    """
+
+    part: Disturbance
+    takes: Taken
+
+    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float) -> float:
+        return self.part.seconds(
+            worker=worker, iteration=iteration, batch_size=batch_size, natural_seconds=natural_seconds
+        )
+
+    def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
+        alone = self.part.slowness(NO_SLOWNESS, worker=worker, iteration=iteration)
+        after = self.part.slowness(before, worker=worker, iteration=iteration)
+        if self.takes == "memory":
+            return replace(after, memory=after.memory / max(alone.factor, 1.0))
+        return replace(after, processor=after.processor / max(alone.factor, 1.0))

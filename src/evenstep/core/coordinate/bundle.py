@@ -20,11 +20,11 @@ class CombinedPush(NamedTuple):
 
 
 class _Gathered(NamedTuple):
-    """A worker's push; `number` identifies the combined push in which it was passed on."""
+    """A worker's push; `number` identifies the combined push in which it was passed on, 0 if it was not yet."""
 
     samples: int
     units: float
-    number: int = -1
+    number: int = 0
 
 
 @final
@@ -39,8 +39,7 @@ class Bundle:
 
     def __init__(self) -> None:
         self._claims: dict[int, int] = {}  # The number that each line holds.
-        self._pushed: dict[int, _Gathered] = {}  # Not passed on.
-        self._passed_on: dict[int, _Gathered] = {}  # Passed on and not answered.
+        self._pushes: dict[int, _Gathered] = {}  # Not answered.
         self._number = 0
 
     def join(self, line: int) -> None:
@@ -51,8 +50,7 @@ class Bundle:
         """The worker leaves. If its push was not passed on, it is lost, and other workers will repeat its claim."""
         self.ask(line)
         del self._claims[line]
-        self._pushed.pop(line, None)
-        self._passed_on.pop(line, None)
+        self._pushes.pop(line, None)
 
     def ask(self, line: int) -> None:
         """The worker begins a pass, rests or stops, so it holds no claim any more."""
@@ -63,37 +61,40 @@ class Bundle:
         if line not in self._computing:
             raise ProtocolError("a worker pushed although it had nothing to compute on, or had pushed already")
         self._claims[line] -= 1
-        self._pushed[line] = _Gathered(samples, units)
+        self._pushes[line] = _Gathered(samples, units)
 
     def answer(self, line: int, claims: int, *, over: bool) -> None:
         """The parent has answered the worker's request, with this many further claims."""
         if line not in self._claims:
             return
-        self._passed_on.pop(line, None)
+        if line in self._pushes and self._pushes[line].number:
+            del self._pushes[line]
         self._claims[line] = 0 if over else self._claims[line] + claims
 
     def waited_for(self) -> list[int]:
         """The lines that compute while others wait for them, ascending."""
-        return sorted(self._computing) if self._pushed else []
+        return sorted(self._computing) if self._of(0) else []
 
     @property
     def _computing(self) -> list[int]:
-        waiting = self._pushed.keys() | self._passed_on.keys()
-        return [line for line, held in self._claims.items() if held and line not in waiting]
+        return [line for line, held in self._claims.items() if held and line not in self._pushes]
+
+    def _of(self, number: int) -> dict[int, _Gathered]:
+        """The pushes of this combined one, by line; of 0, those that were not passed on."""
+        return {line: push for line, push in sorted(self._pushes.items()) if push.number == number}
 
     def refuse(self, number: int) -> None:
         """The parent refused this combined push because one of its workers has left there: its parts are sent again."""
-        for line, push in [each for each in self._passed_on.items() if each[1].number == number]:
-            self._pushed[line] = push
-            del self._passed_on[line]
+        for line, push in self._of(number).items():
+            self._pushes[line] = push._replace(number=0)
 
     def due(self) -> CombinedPush | None:
         """The push to send to the parent now, returned once; None while a worker computes."""
-        if self._computing or not self._pushed:
+        pushes = self._of(0)
+        if self._computing or not pushes:
             return None
         self._number += 1
-        pushes, self._pushed = dict(sorted(self._pushed.items())), {}
-        self._passed_on |= {line: push._replace(number=self._number) for line, push in pushes.items()}
+        self._pushes |= {line: push._replace(number=self._number) for line, push in pushes.items()}
         counted = {line: push.units for line, push in pushes.items() if push.samples}
         units = sum(counted.values())
         weights = {line: each / units if units else 1 / len(counted) for line, each in counted.items()}

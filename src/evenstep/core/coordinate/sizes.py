@@ -47,12 +47,10 @@ class Sizes:
 
     Of N workers, a group of n has n / N of the global batch, by largest remainder; with the user's own sizes it has the
     sum of its workers' sizes. No worker is planned more than its limit, so the present workers may have less than the
-    global batch together. The `problem` is that of all workers of the run, by rank. Towards the end of an epoch no
-    claim is smaller than its worker's size divided by `tail`, so that fixed costs stay small.
+    global batch together. The `problem` is that of all workers of the run, by rank.
     """
 
-    def __init__(self, load: Load, problem: Problem, *, tail: int = 4) -> None:
-        self._tail = tail
+    def __init__(self, load: Load, problem: Problem) -> None:
         load_policy(load, problem.workers)  # Refuses a load without a valid policy before any worker joins.
         self.failure: str | None = None
         self._load = load
@@ -66,9 +64,8 @@ class Sizes:
         self._part_of: dict[int, _Part] = {}
         self._batch = 0  # The sum over all parts.
         self._all: dict[int, int] | None = None
-        self._saved: dict[
-            tuple[int, ...], State
-        ] = {}  # Policies of a checkpoint whose workers are not back, by members.
+        # Policies of a checkpoint whose workers are not back, by members.
+        self._saved: dict[tuple[int, ...], State] = {}
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -170,11 +167,12 @@ class Sizes:
         """The part of the unclaimed samples that these workers claim together if `planned` is their size.
 
         Towards the end of an epoch claims are smaller, so that all workers finish at about the same time and, if
-        possible, no worker is left with fewer samples than it can compute on.
+        possible, no worker is left with fewer samples than it can compute on; but at least a quarter of the size, so
+        that fixed costs stay small.
         """
         batch, minimum, taken = self._batch, self._minimum, planned
         if unclaimed < batch:
-            least = max(len(workers) * minimum, -(-planned // self._tail), -(-unclaimed * planned // batch))
+            least = max(len(workers) * minimum, -(-planned // 4), -(-unclaimed * planned // batch))
             taken = min(planned, least)
         if not 0 < unclaimed - taken < minimum:
             return min(taken, unclaimed)

@@ -13,10 +13,6 @@ _GRID: Final = np.linspace(0.0, 1.0, 401)
 """The elasticities whose likelihood is followed."""
 _BINS: Final = np.geomspace(1e-3, 10.0, 100)
 """Of the histogram of changes of logarithms, by which noise is known: 10 % apart."""
-_TAIL: Final = 0.8
-"""Noise is measured by this quantile of the changes, as it often has longer tails than a normal distribution ..."""
-_CHANGES: Final = 1.812
-"""... for which this quantile of |difference of two| is this many standard deviations."""
 
 
 @final
@@ -109,8 +105,10 @@ class Elasticity:
         all_changes = self._changes.sum(axis=0)
         changes = np.where(self._changes.sum(axis=1, keepdims=True) < self.before, all_changes, self._changes)
         below = np.cumsum(changes, axis=1)
-        middle = (below < below[:, -1:] * _TAIL).sum(axis=1)
-        return np.where(all_changes.any(), _BINS[np.minimum(middle, len(_BINS) - 1)] / _CHANGES, self.unknown)
+        # The 80 % quantile, as noise often has longer tails than a normal distribution, for which that quantile of
+        # |difference of two| is 1.812 standard deviations.
+        middle = (below < below[:, -1:] * 0.8).sum(axis=1)
+        return np.where(all_changes.any(), _BINS[np.minimum(middle, len(_BINS) - 1)] / 1.812, self.unknown)
 
     @property
     def known(self) -> bool:

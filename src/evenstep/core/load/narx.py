@@ -13,8 +13,6 @@ from evenstep.core.values import Factors, FloatArray, Sample
 _LAGS: Final = 3
 WIDTH: Final = _LAGS + 1 + 4 * 2
 """The number of inputs of the network."""
-_CLOCK_STEP: Final = 1e-9
-_LARGEST: Final = 10**12
 
 
 @final
@@ -57,7 +55,7 @@ class Narx(Stateful):
         """Take in one measured iteration, oldest first, with the factors known before it."""
         if sample.samples <= 0:
             return
-        log, now = math.log(max(sample.compute_seconds, _CLOCK_STEP) / sample.samples), self._known(factors)
+        log, now = math.log(max(sample.compute_seconds, 1e-9) / sample.samples), self._known(factors)
         if len(self._logs) >= _LAGS:
             self._learn(log, now)
         self._count += 1
@@ -74,7 +72,7 @@ class Narx(Stateful):
         log = float(self._fast[0])
         if self.trusted:
             log = self._clamped(log + self._network.predict(self._inputs(self._known(factors))))
-        return max(round(min(math.exp(log) * 1e9, _LARGEST)), 1)
+        return max(round(min(math.exp(log) * 1e9, 1e12)), 1)
 
     @property
     def trusted(self) -> bool:

@@ -11,8 +11,6 @@ from evenstep.core.state import Stateful
 from evenstep.core.values import FloatArray
 
 _SEED: Final = 20180602
-_LEAST_SCALE: Final = 0.02
-"""Added to scales of inputs, in logarithms: one that hardly changes is not magnified."""
 _LEAST_NOISE: Final = 1e-3
 """The least scale of the target and variance of errors, which keep divisions finite."""
 
@@ -88,8 +86,8 @@ class NarxNetwork(Stateful):
         return max(math.sqrt(self._squares[-1]), _LEAST_NOISE)
 
     def _scores(self, inputs: list[float]) -> FloatArray:
-        """The inputs as z-scores, and a one for the biases."""
-        scores = (np.array(inputs) - self._means) / np.sqrt(self._squares[:-1] + _LEAST_SCALE**2)
+        """The inputs as z-scores, without magnifying one that hardly changes, and a one for the biases."""
+        scores = (np.array(inputs) - self._means) / np.sqrt(self._squares[:-1] + 0.02**2)
         return np.append(np.clip(scores, -self.furthest, self.furthest), 1.0)
 
     def _features(self, scores: FloatArray) -> FloatArray:

@@ -1,7 +1,7 @@
 """Moves samples from the slowest worker to the fastest while that gains time: LB-BSP's tuner for GPU clusters."""
 
 from dataclasses import dataclass, field
-from typing import Final, final
+from typing import final
 
 import numpy as np
 
@@ -9,9 +9,6 @@ from evenstep.core.load.base import LoadPolicy
 from evenstep.core.load.equal import equal_sizes
 from evenstep.core.load.shares import shares_of
 from evenstep.core.values import Allocation, IntArray, Problem, Reports
-
-_LONGEST: Final = 2**28
-"""Longer iterations, in microseconds, count as this long, so that sums of squares fit 64 bits."""
 
 
 @final
@@ -76,7 +73,7 @@ class PairwisePolicy(LoadPolicy):
             if self._left_out:
                 self._left_out -= 1
                 return
-            times = np.minimum(reports.compute_microseconds, _LONGEST)
+            times = np.minimum(reports.compute_microseconds, 2**28)  # So that sums of squares fit 64 bits.
             self._count += 1
             self._sums = self._sums + np.array((times, times * times))
 

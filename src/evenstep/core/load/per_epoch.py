@@ -1,15 +1,14 @@
 """Batch sizes that follow the speeds of the last epoch and stay the same within an epoch: DBS."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, final
+from typing import ClassVar, final
 
 import numpy as np
 
 from evenstep.core.load.base import Load, LoadPolicy
+from evenstep.core.load.equal import equal_sizes
 from evenstep.core.load.shares import shares_of
 from evenstep.core.values import Allocation, IntArray, Problem, Reports
-
-_UNIT: Final = 2.0**50
 
 
 @final
@@ -46,8 +45,11 @@ class PerEpochPolicy(LoadPolicy):
             self._last = np.where(self._present > 0, self._present, self._last)
             self._present = np.zeros_like(self._present)
             self._epoch = problem.epoch
-        sizes = shares_of(problem, _performance(self._last))
-        return Allocation(sizes=sizes, basis="speed" if self._last.all() else "start")
+        if not self._last.all():
+            return Allocation(sizes=equal_sizes(problem), basis="start")
+        speeds = self._last[:, 0] / self._last[:, 1]
+        performance = np.maximum((speeds * (2.0**50 / speeds.max())).astype(np.int64), 1)
+        return Allocation(sizes=shares_of(problem, performance))
 
     def _count(self, workers: int) -> None:
         """Forget everything if the number of workers has changed."""
@@ -64,11 +66,3 @@ class PerEpoch(Load):
 
     def policy(self, workers: int) -> LoadPolicy:
         return PerEpochPolicy()
-
-
-def _performance(totals: IntArray) -> IntArray:
-    """Samples per microsecond over the fastest worker's, in a fixed unit; all equal if one is unknown."""
-    if not totals.all():
-        return np.ones(len(totals), dtype=np.int64)
-    speeds = totals[:, 0] / totals[:, 1]
-    return np.asarray(np.maximum((speeds * (_UNIT / speeds.max())).astype(np.int64), 1))

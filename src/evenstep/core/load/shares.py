@@ -2,14 +2,11 @@
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Final
 
 import numpy as np
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.values import IntArray, Problem
-
-_PRODUCT_BITS: Final = 62
 
 
 @lru_cache(maxsize=4)  # A problem lasts for many iterations.
@@ -86,7 +83,7 @@ def share_out(limits: Problem, weights: IntArray, *, in_least_time: bool = False
     if (least := int(np.minimum.reduce(weights, initial=0))) < 0:
         raise ConfigError(f"a weight of {least} is negative: weights start at 0")
     # Shifted down until units * sum(weights) fits 64 bits; no positive weight becomes 0.
-    room = _PRODUCT_BITS - units.bit_length() - len(weights).bit_length()
+    room = 62 - units.bit_length() - len(weights).bit_length()
     shift = int(np.maximum.reduce(weights, initial=0)).bit_length() - room
     pull = np.maximum(weights >> shift, np.minimum(weights, 1)) if shift > 0 else weights
     sizes = np.zeros(len(lower), dtype=np.int64)
@@ -101,7 +98,10 @@ def share_out(limits: Problem, weights: IntArray, *, in_least_time: bool = False
             if in_least_time:
                 sizes[rest] = _least_time(units, pull, lower, upper)
             else:
-                sizes[rest] = _largest_remainder(ideal, whole, units)
+                quotas, remainders = np.divmod(ideal, whole)
+                missing = units - int(np.add.reduce(quotas))
+                quotas[(-remainders).argsort(kind="stable")[:missing]] += 1
+                sizes[rest] = quotas
             break
         over, under = above > 0, below > 0
         excess, lack = int(np.add.reduce(above[over])), int(np.add.reduce(below[under]))
@@ -112,14 +112,6 @@ def share_out(limits: Problem, weights: IntArray, *, in_least_time: bool = False
         free = ~pinned
         rest, pull, lower, upper = rest[free], pull[free], lower[free], upper[free]
     return sizes * limits.multiple
-
-
-def _largest_remainder(ideal: IntArray, whole: int, units: int) -> IntArray:
-    """Round ideal / whole to integers that sum to `units`."""
-    sizes, remainders = np.divmod(ideal, whole)
-    missing = units - int(np.add.reduce(sizes))
-    sizes[(-remainders).argsort(kind="stable")[:missing]] += 1
-    return sizes
 
 
 def _least_time(units: int, speeds: IntArray, lower: IntArray, upper: IntArray) -> IntArray:

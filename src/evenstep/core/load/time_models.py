@@ -1,7 +1,7 @@
 """Sizes with which all workers finish earliest, by a line through each worker's times: LB-BSP's problem for GPUs."""
 
 from dataclasses import dataclass, field, replace
-from typing import Final, final
+from typing import final
 
 import numpy as np
 
@@ -9,9 +9,6 @@ from evenstep.core.load.base import LoadPolicy
 from evenstep.core.load.equal import equal_sizes
 from evenstep.core.load.shares import in_multiples, share_out
 from evenstep.core.values import Allocation, FloatArray, IntArray, Problem, Reports
-
-_LEAST_SLOPE: Final = 1.0 / 11.0
-"""Relative to a time in proportion: the fixed part is then ten times the rest."""
 
 
 @final
@@ -57,7 +54,8 @@ def _lines(window: list[IntArray]) -> tuple[FloatArray, FloatArray]:
     count, sx, st = len(window), x.sum(axis=0), t.sum(axis=0)
     spread = count * (x * x).sum(axis=0) - sx * sx
     slope, usual = (count * (x * t).sum(axis=0) - sx * st) / np.maximum(spread, 1), st / sx
-    slope = np.where(spread > 0, np.minimum(np.maximum(slope, _LEAST_SLOPE * usual), usual), usual)
+    # At least an 11th of a slope in proportion: the fixed part is then ten times the rest.
+    slope = np.where(spread > 0, np.minimum(np.maximum(slope, 1.0 / 11.0 * usual), usual), usual)
     return np.maximum((st - slope * sx) / count, 0.0), slope
 
 

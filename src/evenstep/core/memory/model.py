@@ -78,7 +78,9 @@ class MemoryModel(Stateful):
             return
         insort(self._peaks, _Peak(samples, peak_bytes, peak_bytes), key=attrgetter("samples"))
         if len(self._peaks) > self.remembered:
-            self._thin()
+            # Forget the size with the closest neighbours, but neither the smallest nor the largest.
+            gaps = [after.samples - before.samples for before, after in zip(self._peaks, self._peaks[2:], strict=False)]
+            del self._peaks[gaps.index(min(gaps)) + 1]
 
     def out_of_memory(self, samples: int) -> None:
         """This size did not fit: rule out it and all sizes within `margin` below it for good."""
@@ -115,11 +117,6 @@ class MemoryModel(Stateful):
             rise = top.most - peak.least + self.rounding_bytes
             if rise > 0:  # Else a larger size took far less memory, for a reason other than the size.
                 yield Fraction(rise, top.samples - peak.samples)
-
-    def _thin(self) -> None:
-        """Forget the size with the closest neighbours; keep the smallest and the largest."""
-        gaps = [after.samples - before.samples for before, after in zip(self._peaks, self._peaks[2:], strict=False)]
-        del self._peaks[gaps.index(min(gaps)) + 1]
 
 
 def size_after_failure(failed: int, largest_run: int) -> int:

@@ -2,15 +2,13 @@
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, final
+from typing import Literal, NamedTuple, final
 
 from evenstep.core.errors import ConfigError, ProtocolError
 from evenstep.core.shown import shown
 from evenstep.core.sync import Command, Commit, Grouped, Push, Release, Sync
 from evenstep.core.sync.checked import sync_policy
 from evenstep.core.sync.rate import RATES
-
-_ROUNDING: Final = 1e-9
 
 
 class Counted(NamedTuple):
@@ -118,7 +116,6 @@ class AsynchronousRounds:
         self._share = 0.0  # The share of the pending changes.
         self._known = self._examples = 0  # Nodes with a known number of examples, and the sum of these numbers.
         self._expects = 0.0  # The share of the nodes that have the model, and of replies that are not committed yet.
-        self._runners = 0
         self.spent = 0.0
         """Usable work that is committed, in rounds' worth. Read-only, like `progress` and `version`."""
         self.progress = 0.0
@@ -129,11 +126,11 @@ class AsynchronousRounds:
     @property
     def done(self) -> bool:
         """True if all rounds' worth of work has ended and no node is running."""
-        return not self._runners and self._enough
+        return self._enough and not any(member.running for member in self._nodes.values())
 
     @property
     def _enough(self) -> bool:
-        return self.spent + self._expects >= self._rounds - _ROUNDING
+        return self.spent + self._expects >= self._rounds - 1e-9  # Rounding.
 
     @property
     def given_up(self) -> bool:
@@ -226,7 +223,16 @@ class AsynchronousRounds:
                     updates.append(self._update())
             elif isinstance(command, Release):
                 self._ready.append(self._at[command.worker])
-        return Step(tuple(updates), self._started())
+        start = []
+        while self._ready and not self._enough:  # The work of the other released nodes is no longer needed.
+            node = self._ready.popleft()
+            member = self._nodes[node]
+            self._numbers[node] = self._numbers.get(node, 0) + 1
+            member.running, member.begun, member.version = True, self.progress, self.version
+            member.part = self._share_of(member)
+            self._expects += member.part
+            start.append(node)
+        return Step(tuple(updates), tuple(start))
 
     def _update(self) -> tuple[Counted, ...]:
         whole = 1.0 if self._raw else self._share
@@ -239,24 +245,9 @@ class AsynchronousRounds:
         self._pending, self._share = [], 0.0
         return update
 
-    def _started(self) -> tuple[int, ...]:
-        """Start the released nodes whose work is still needed, and return them."""
-        start = []
-        while self._ready and not self._enough:
-            node = self._ready.popleft()
-            member = self._nodes[node]
-            self._numbers[node] = self._numbers.get(node, 0) + 1
-            member.running, member.begun, member.version = True, self.progress, self.version
-            self._runners += 1
-            member.part = self._share_of(member)
-            self._expects += member.part
-            start.append(node)
-        return tuple(start)
-
     def _stopped(self, node: int, *, useful: bool) -> None:
         member = self._nodes[node]
         member.running = False
-        self._runners -= 1
         self._expects -= 0.0 if useful else member.part
         self._lost[node] = 0 if useful else self._lost.get(node, 0) + 1
 

@@ -18,9 +18,6 @@ Mode: TypeAlias = Literal["batch", "steps", "batch-and-lr"]
 MODES: Final[tuple[str, ...]] = get_args(Mode)
 """Names of what follows a node's speed: batch size, number of local steps, or batch size together with rate."""
 
-_LONGEST: Final = 10**15
-"""Microseconds that a node's step counts as at most, so that sums fit 64 bits."""
-
 
 class Work(NamedTuple):
     """A node's work in a round: its batch size, its number of local steps, and a multiplier of the learning rate."""
@@ -86,7 +83,7 @@ class RoundWork:
     def observe(self, node: int, work: Work, seconds: float) -> None:
         """Record a round of this node: its work, and its seconds of compute, finite and >= 0."""
         varied, alike = self._parts(work)
-        self._heard[node] = varied, min(round(seconds / alike * 1e6), _LONGEST)
+        self._heard[node] = varied, min(round(seconds / alike * 1e6), 10**15)  # So that sums fit 64 bits.
 
     def plan(self, nodes: Sequence[int], batch_size: int, steps: int = 1) -> dict[int, Work]:
         """Plan the work of each node of the next round.

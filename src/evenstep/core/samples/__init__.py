@@ -7,11 +7,10 @@ Everything here uses *positions*: position p of an epoch is the p-th sample of t
 from evenstep.core.samples.costs import Costs, CostSharing, EpochCosts, SampleTimes
 from evenstep.core.samples.drawn import Drawn, Indices
 from evenstep.core.samples.ledger import Ledger
-from evenstep.core.samples.lookahead import Lookahead
+from evenstep.core.samples.lookahead import Lookahead, PrivateParts
 from evenstep.core.samples.micro_batches import micro_batches
 from evenstep.core.samples.own import OwnShares, words_of
 from evenstep.core.samples.per_sample import PerSample
-from evenstep.core.samples.private import PrivateParts
 from evenstep.core.samples.share import WEIGHTINGS, Request, Share, Shares, by_samples
 from evenstep.core.samples.window import Window, whole_batches
 

@@ -13,10 +13,6 @@ import numpy as np
 from evenstep.core.values import IntArray
 
 _FREE: Final = -1
-_SMALL: Final = 16
-"""Samples that cost less than a 16th of what a worker lacks are dealt many at a time, which is faster ..."""
-_ROUNDS: Final = 8
-"""... and others one by one, at least an 8th of the rest, so that there are few rounds."""
 
 
 def balanced(
@@ -58,19 +54,15 @@ def balanced(
     >>> balanced(np.array([9, 1, 2, 6, 3, 3]), np.array([1, 1]), lower=some[0], upper=some[1]).tolist()
     [0, 1, 1, 1, 1, 0]
     """
-    targets = _targets(int(costs.sum()), speeds)
+    # The cost at which each worker would end together with all others, rounded down.
+    whole, speed = int(costs.sum()), max(int(speeds.sum()), 1)
+    targets = [own * whole // speed for own in speeds.tolist()]
     largest_first = np.argsort(-costs, kind="stable")
     dealt = np.full(len(costs), _FREE) if owners is None else _kept(costs, largest_first, owners, targets, upper)
     _deal(costs, largest_first, dealt, targets, upper)
     _give_minimum(costs, dealt, lower)
     _exchange(costs, dealt, speeds, lower, upper, precision=precision, steps=steps * len(speeds), partners=partners)
     return dealt
-
-
-def _targets(whole: int, speeds: IntArray) -> list[int]:
-    """The cost at which each worker would end together with all others, rounded down."""
-    speed = max(int(speeds.sum()), 1)
-    return [own * whole // speed for own in speeds.tolist()]
 
 
 def _kept(costs: IntArray, largest_first: IntArray, owners: IntArray, targets: list[int], upper: IntArray) -> IntArray:
@@ -86,8 +78,9 @@ def _kept(costs: IntArray, largest_first: IntArray, owners: IntArray, targets: l
 def _deal(costs: IntArray, largest_first: IntArray, dealt: IntArray, targets: list[int], upper: IntArray) -> None:
     """Give the free samples to the workers that are furthest below their targets.
 
-    Large samples are dealt one by one, then many at a time while they are small compared to what each worker still
-    lacks, so that later ones compensate for rounding, and the last ones one by one again.
+    Large samples are dealt one by one, at least an 8th of the rest in a round, then many at a time while they cost less
+    than a 16th of what each worker still lacks, which is faster and lets later ones compensate for rounding, and the
+    last ones one by one again.
     """
     workers, goals = len(targets), np.array(targets)
     free = largest_first[dealt[largest_first] == _FREE]
@@ -100,11 +93,11 @@ def _deal(costs: IntArray, largest_first: IntArray, dealt: IntArray, targets: li
 
     while len(free):
         wanted, part, given = goals - loads, free[: len(free) // 2], None
-        large = int((costs[free] * _SMALL > wanted.min()).sum())
+        large = int((costs[free] * 16 > wanted.min()).sum())
         if len(part) <= workers:
             part = free
         elif large:
-            part = free[: max(large, len(free) // _ROUNDS)]
+            part = free[: max(large, len(free) // 8)]
         else:
             given = consecutive(costs[part], wanted)
         if given is None or (counts + np.bincount(given, minlength=workers) > upper).any():

@@ -186,8 +186,11 @@ class Claims:
             claim = self._close(worker, number)
             self._returned.extend(claim.ranges)
             self._count_cost(self._cost + self._cost_of(claim.ranges))
-        if not self.costs.alike:  # A slice's claims consist of many pieces.
-            self._returned = deque(_joined(self._returned))
+        if not self.costs.alike:  # A slice's claims consist of many pieces: join them to as few as possible.
+            joined: list[Range] = []
+            for piece in sorted(self._returned):
+                _append(joined, piece)
+            self._returned = deque(joined)
 
     def _close(self, worker: int, number: int) -> Claim:
         holder, claim = self._open.get(number, _UNKNOWN)
@@ -219,14 +222,6 @@ class Claims:
 
 def _count(ranges: Iterable[Range]) -> int:
     return sum(stop - start for start, stop in ranges)
-
-
-def _joined(ranges: Iterable[Range]) -> list[Range]:
-    """The same positions, ascending, in as few pieces as possible."""
-    joined: list[Range] = []
-    for piece in sorted(ranges):
-        _append(joined, piece)
-    return joined
 
 
 def _append(ranges: list[Range], piece: Range) -> None:

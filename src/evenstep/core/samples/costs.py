@@ -5,7 +5,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Self, final
+from typing import Self, final
 
 import numpy as np
 
@@ -16,10 +16,6 @@ from evenstep.core.samples.padded import balanced_padded
 from evenstep.core.samples.per_sample import THOUSAND, PerSample
 from evenstep.core.samples.share import Loads, Share
 from evenstep.core.values import UNLIMITED, FloatArray, IntArray, Reports
-
-_BITS: Final = 30
-_LATEST: Final = 2
-"""The number of iterations to remember: a device's times come one iteration late."""
 
 
 @final
@@ -56,7 +52,7 @@ class Costs:
         # Scaling by a power of two does not round, and keeps squares from overflowing.
         scaled = np.ldexp(given, -math.frexp(float(given.max()))[1])
         scaled = scaled * scaled if power == 2 else scaled
-        units = np.maximum(np.rint(np.ldexp(scaled, _BITS)), 1.0).astype(np.int64)
+        units = np.maximum(np.rint(np.ldexp(scaled, 30)), 1.0).astype(np.int64)
         return cls(units=units, whole=int(units.sum()), padded=padded)
 
     def together(self, units: IntArray) -> int:
@@ -168,7 +164,7 @@ class SampleTimes:
 
     def __init__(self) -> None:
         self._learned: dict[Costs, PerSample] = {}
-        self._shares: deque[Share | None] = deque(maxlen=_LATEST)
+        self._shares: deque[Share | None] = deque(maxlen=2)  # A device's times come one iteration late.
 
     def of(self, costs: Costs) -> PerSample:
         """The `PerSample` of one loader, which learns from now on."""

@@ -13,9 +13,6 @@ from evenstep.core.samples.share import Request, Share
 from evenstep.core.values import UNLIMITED, IntArray
 from evenstep.core.workers import name_workers
 
-_REMEMBERED: Final = 1024
-"""The latest iterations after which a state can be taken; scripts fetch far fewer ahead."""
-
 
 @final
 class OwnShares:
@@ -76,7 +73,8 @@ class OwnShares:
         self._known, self._ended = taken, np.zeros(len(taken), dtype=bool)
         self._sizes: IntArray | None = None
         self._wanted = 1
-        self._history = deque([taken], maxlen=_REMEMBERED)
+        # The latest iterations after which a state can be taken; scripts fetch far fewer ahead.
+        self._history = deque([taken], maxlen=1024)
         self.iteration = iteration
         self.over = False
         """Whether the epoch is over."""
@@ -116,17 +114,16 @@ class OwnShares:
         sizes = np.minimum(decided, left)
         self._sizes = sizes if sizes.any() else np.minimum(wanted, left)
         self.over = bool((left == 0).any() if self._stops else not left.any())
-        return None if self.over else self._share(self._sizes, left)
-
-    def _share(self, sizes: IntArray, left: IntArray) -> Share:
-        start, size = int(self._taken[self._worker]), int(sizes[self._worker])
+        if self.over:
+            return None
+        start, size = int(self._taken[self._worker]), int(self._sizes[self._worker])
         positions = tuple(range(start, start + size)) or (max(start - 1, 0),)
-        dry = self._ended & (left == sizes)
+        dry = self._ended & (left == self._sizes)
         return Share(
             iteration=self.iteration,
             positions=positions * max(-(-self._minimum // len(positions)), 1),
             samples=size,
-            sizes=sizes,
+            sizes=self._sizes,
             ends_epoch=bool(dry.any() if self._stops else dry.all()),
         )
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +12,6 @@ from evenstep.core.samples.costs import Costs
 from evenstep.core.samples.micro_batches import pieces
 from evenstep.core.shown import shown
 from evenstep.core.values import UNLIMITED, FloatArray, IntArray, require_whole
-
-_SPEEDS: Final = 2**20
-"""The fastest worker's speed as a whole number, so that all workers divide alike."""
 
 
 def balance(
@@ -68,7 +64,8 @@ def balance(
     upper = np.full(workers, -(-items // workers) if equal_counts else items)
 
     def divided(paces: FloatArray) -> IntArray:
-        whole = np.maximum(np.rint(paces / paces.max() * _SPEEDS), 1).astype(np.int64)
+        # Whole numbers, so that all workers divide alike.
+        whole = np.maximum(np.rint(paces / paces.max() * 2**20), 1).astype(np.int64)
         return balanced(units, whole, lower=lower, upper=upper, precision=precision, steps=16, partners=8)
 
     if capacity is None:
@@ -77,15 +74,17 @@ def balance(
         most = np.minimum(_of_workers("capacity", capacity, workers), given.sum())
         # In proportion to the capacities, if it does not fit otherwise.
         owners = _within(map(divided, (paces, most)), given, most, lower, upper)
+    all_own = [np.flatnonzero(owners == each) for each in range(workers)]
     if micro_batch_cost is None:
-        return [[own] if (own := np.flatnonzero(owners == each).tolist()) else [] for each in range(workers)]
+        return [[own.tolist()] if len(own) else [] for own in all_own]
     limit = float(_of_workers("micro_batch_cost", micro_batch_cost, 1)[0])
     if given.max() > limit:
         raise ConfigError(
             f"item {int(given.argmax())} costs {given.max():g}, and a micro_batch_cost of {limit:g} has no room for it:"
             " give one that the costliest item fits into"
         )
-    return [_micro_batches(np.flatnonzero(owners == each), units, int(limit * per_cost)) for each in range(workers)]
+    most = int(limit * per_cost)
+    return [[own[each].tolist() for each in (pieces(units[own], most, 1) if len(own) else [])] for own in all_own]
 
 
 def _within(
@@ -104,11 +103,6 @@ def _within(
         f"no division was found in which the items of worker {int(over[0])} cost at most {capacity[over[0]]:g}:"
         " give fewer items, or more capacity"
     )
-
-
-def _micro_batches(own: IntArray, units: IntArray, most: int) -> list[list[int]]:
-    cut = pieces(units[own], most, 1) if len(own) else []
-    return [own[each].tolist() for each in cut]
 
 
 def _numbers(name: str, values: npt.ArrayLike) -> FloatArray:

@@ -8,8 +8,6 @@ from typing import Final, Protocol, final
 from evenstep.core.samples.per_sample import PerSample
 from evenstep.core.values import IntArray
 
-_FEW: Final = 64
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +100,7 @@ def by_samples(share: Share) -> float:
     """x_i / X: the sum over all workers is then the gradient of the union batch (LB-BSP, arXiv 1806.02508)."""
     sizes = share.sizes
     # For a few numbers NumPy's sum takes a microsecond, and this runs in every iteration.
-    return share.samples / (sum(sizes.tolist()) if len(sizes) < _FEW else int(sizes.sum()))
+    return share.samples / (sum(sizes.tolist()) if len(sizes) < 64 else int(sizes.sum()))
 
 
 def alike(share: Share) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.values import FloatArray
-from evenstep.report.account.gain import Gain, Interval
+from evenstep.report.account.gain import Gain
 from evenstep.schemes import Scheme, bsp, parse_scheme
 
 ALIKE: Final = 0.125
@@ -128,7 +128,12 @@ class Account:
         self.wait += meetings.wait.sum(axis=1)
         self.comm += meetings.comm.sum(axis=1)
         self.blame += meetings.blame()
-        self._take_sizes(meetings.samples)
+        samples = meetings.samples
+        whole = np.flatnonzero(samples.sum(axis=0) >= max(self._last_sizes.sum(), self.global_batch_size))
+        if not self._first_sizes.any() and samples.size:
+            self._first_sizes = self._last_sizes = samples[:, 0]
+        if len(whole):
+            self._last_sizes = samples[:, whole[-1]]
 
     @property
     def first_sizes(self) -> tuple[int, ...]:
@@ -149,37 +154,16 @@ class Account:
     @property
     def waiting(self) -> float:
         """The share of all workers' time spent waiting, 0 to 1."""
-        return float(self.wait.sum()) / self._all_time
-
-    @property
-    def communication_share(self) -> float:
-        """The share of all workers' time spent communicating, 0 to 1."""
-        return float(self.comm.sum()) / self._all_time
-
-    @property
-    def blame_shares(self) -> FloatArray:
-        """`blame` as shares of all workers' time, 0 to 1."""
-        return self.blame / self._all_time
-
-    @property
-    def speed_up(self) -> Interval:
-        """The factor by which the run was faster than with equal sizes."""
-        return self.gain.speed_up
+        return float(self.wait.sum()) / self.all_time
 
     def slowdowns(self) -> dict[int, float]:
         """Each worker's seconds per sample over the median of the others', at equal sizes."""
         return over_others(self.gain.paces)
 
     @property
-    def _all_time(self) -> float:
+    def all_time(self) -> float:
+        """The seconds of all workers together, above 0."""
         return max(self.seconds * self.workers, 1e-12)
-
-    def _take_sizes(self, samples: FloatArray) -> None:
-        whole = np.flatnonzero(samples.sum(axis=0) >= max(self._last_sizes.sum(), self.global_batch_size))
-        if not self._first_sizes.any() and samples.size:
-            self._first_sizes = self._last_sizes = samples[:, 0]
-        if len(whole):
-            self._last_sizes = samples[:, whole[-1]]
 
     def _shown(self, sizes: FloatArray) -> tuple[int, ...]:
         scale = self.global_batch_size / max(sizes.sum(), 1.0)

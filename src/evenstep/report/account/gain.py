@@ -12,16 +12,9 @@ if TYPE_CHECKING:
     from evenstep.report.account.account import Meetings
 
 _AT_ONCE: Final = 4096  # Iterations taken in one step, which bounds its memory.
-_KEPT: Final = 512  # Iterations in the sample, so that memory does not grow.
-_BLOCKS: Final = 64  # Of consecutive iterations, so that a block holds whole episodes of slowness.
 _LEVELS: Final = 40  # Quantiles of the elasticities, each of which gets as many draws.
 _DRAWS: Final = 10 * _LEVELS  # 20 of them lie outside of the interval.
-_FAR: Final = (
-    3.0  # Times longer than the iteration before: slowness is seldom that sudden, and compiling takes seconds.
-)
-_MOST_IN_A_ROW: Final = 4  # Iterations that may compile; if more take as long, the worker is slow.
-_USUAL: Final = 1.5  # Times the median pace, within which times vary by themselves.
-_WHOLE: Final = 0.999  # Of a global batch; the last slice of an epoch is often shorter.
+_FAR: Final = 3.0  # Times the iteration before: slowness is seldom that sudden, and compiling takes seconds.
 _COLUMNS: Final = 5  # Of an iteration as a whole.
 
 
@@ -120,7 +113,7 @@ class Gain:
         Each worker's samples and compute seconds of a pass, and its seconds of input and script, of shape [workers,
         iterations]; and the seconds in which no worker was at work, of shape [iterations].
         """
-        whole = self._kept[4] >= _WHOLE
+        whole = self._kept[4] >= 0.999  # The last slice of an epoch is often shorter.
         others, seconds, sizes = self._kept[_COLUMNS:].reshape(3, self._workers, -1)
         samples = sizes * self._batch / self._workers
         return samples[:, whole], seconds[:, whole], others[:, whole], self._kept[1, whole]
@@ -141,7 +134,8 @@ class Gain:
         _, rest, _, passes, size = self._kept[:_COLUMNS]
         paces, sizes = self._paces(elasticities), self._kept[-self._workers :]
         median = np.median(paces, axis=1, keepdims=True)
-        excess = adds * np.where(paces > _USUAL * median, paces - median, 0.0)
+        # Within 1.5 times the median, times vary by themselves.
+        excess = adds * np.where(paces > 1.5 * median, paces - median, 0.0)
         equal = _relative(elasticities, size)
         own = (paces * equal + excess * (_relative(elasticities, sizes) - equal)) * passes
         own += self._kept[_COLUMNS : _COLUMNS + self._workers]
@@ -149,9 +143,12 @@ class Gain:
         return rest + longest, (longest - own).sum(axis=0)
 
     def _in_blocks(self, values: FloatArray) -> FloatArray:
-        """The first value, and the sums of blocks of the others, scaled to all iterations; at most 1 + 64."""
+        """The first value, and the sums of at most 64 blocks of the others, scaled to all iterations.
+
+        The iterations of a block are consecutive, so that it holds whole episodes of slowness.
+        """
         others = len(values) - 1
-        count = min(others, _BLOCKS)
+        count = min(others, 64)
         starts = np.arange(count) * others // max(count, 1)
         sums = np.add.reduceat(values[1:], starts) * ((self._count - 1) / others) if count else np.empty(0)
         return np.concatenate([values[:1], sums])
@@ -172,7 +169,7 @@ class Gain:
         kept = drawn < self._part
         self._kept = np.concatenate([self._kept, rows[:, kept]], axis=1)
         self._drawn = np.concatenate([self._drawn, drawn[kept]])
-        while len(self._drawn) > _KEPT:
+        while len(self._drawn) > 512:
             self._part /= 2
             kept = self._drawn < self._part
             self._kept, self._drawn = self._kept[:, kept], self._drawn[kept]
@@ -187,7 +184,8 @@ class Gain:
             (seconds, sizes), (usual_seconds, usual_sizes) = both[..., index], self._usual
             new = counts[:, index] & (sizes != usual_sizes)
             late = new & (seconds > _FAR * usual_seconds * np.maximum(sizes / usual_sizes, 1.0))
-            compiled = 2 * late.sum() > new.sum() and self._compiled_in_a_row < _MOST_IN_A_ROW
+            # If more than four in a row take as long, the workers are slow.
+            compiled = 2 * late.sum() > new.sum() and self._compiled_in_a_row < 4
             self._compiled_in_a_row = self._compiled_in_a_row + 1 if compiled else 0
             counts[:, index] &= ~(new & compiled)
             self._usual = np.where(counts[:, index], both[..., index], self._usual)

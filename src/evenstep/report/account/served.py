@@ -31,13 +31,8 @@ from evenstep.report.account.verdict import (
 )
 from evenstep.telemetry.events import Event, Joined, Left, Pushed
 
-_COMPUTE_MICROSECONDS: Final = 1  # The place in a row of `Reports`.
-_OUTSIDE: Final = "spends time outside of compute (input, script or communication; a run directory tells which)"
-
 _FEWEST: Final = 20
 """The least iterations for a verdict: without a barrier, workers take a while to drift apart."""
-_FEWEST_AT_A_SIZE: Final = 3
-"""The least iterations from which a worker's seconds per sample are known: one or two may have been disturbed."""
 
 
 @final
@@ -104,7 +99,7 @@ def common_paces(by_size: Mapping[int, Mapping[float, tuple[int, float]]], share
 
 def _pace(sizes: Mapping[float, tuple[int, float]]) -> float | None:
     computed = {size: each for size, each in sizes.items() if size > 0}
-    if sum(count for count, _ in computed.values()) < _FEWEST_AT_A_SIZE:
+    if sum(count for count, _ in computed.values()) < 3:  # One or two may have been disturbed.
         return None
     seconds = sum(seconds for _, seconds in computed.values())
     return seconds / sum(size * count for size, (count, _) in computed.items())
@@ -118,7 +113,9 @@ def served_verdict(
     If they have few iterations, the `longer` ones of the same run decide whether there are enough for a verdict.
     Without `name_lost`, only those absent workers are named that left by themselves.
     """
-    everyone = _without_early(workers)
+    everyone = list(workers)
+    if all(each.lost is not None for each in workers):  # A script may end its loop after some steps on all of them.
+        everyone = [replace(each, lost=None) if each.lost == EARLY else each for each in workers]
     gone = [each for each in everyone if each.lost is not None]
     stayed = [each for each in everyone if each.lost is None]
     lost = any(each.lost != EARLY for each in gone)
@@ -129,27 +126,17 @@ def served_verdict(
         _verdict(stayed or everyone, lost=lost) if enough else undecided(iterations, seconds, _FEWEST - iterations)
     )
     texts = [] if len(stayed) < 2 and gone else [verdict.text]
-    texts += [_gone(each) for each in gone if name_lost or each.lost == EARLY]
+    for each in gone:
+        if each.lost == EARLY:
+            texts.append(f"Worker {each.worker} left early, after {counted(each.iterations)}.")
+        elif name_lost:
+            texts.append(f"Worker {each.worker} was lost after {counted(each.iterations)} ({each.lost}).")
     return replace(verdict, text=" ".join(texts))
 
 
 def served_long_enough(workers: Sequence[ServedWorker]) -> bool:
     """True if these workers were at work long enough for a verdict."""
     return max(each.iterations for each in workers) >= _FEWEST
-
-
-def _without_early(workers: Sequence[ServedWorker]) -> list[ServedWorker]:
-    """The workers, none marked early if all left early or were lost: a script may end its loop after some steps."""
-    if any(each.lost is None for each in workers):
-        return list(workers)
-    return [replace(each, lost=None) if each.lost == EARLY else each for each in workers]
-
-
-def _gone(worker: ServedWorker) -> str:
-    after = f"after {counted(worker.iterations)}"
-    if worker.lost == EARLY:
-        return f"Worker {worker.worker} left early, {after}."
-    return f"Worker {worker.worker} was lost {after} ({worker.lost})."
 
 
 def _verdict(workers: Sequence[ServedWorker], *, lost: bool) -> Verdict:
@@ -164,30 +151,18 @@ def _verdict(workers: Sequence[ServedWorker], *, lost: bool) -> Verdict:
         if cost >= SPREAD:
             return spread(cost, pace.get(slowest), barrier=False, lost=lost)
         return no_worker_slow(cost)
-    cause = max(means[worker], key=lambda each: means[worker][each] - _median(means, each))
+    cause = max(means[worker], key=lambda each: means[worker][each] - np.median([of[each] for of in means.values()]))
     if ratios[worker] < SLOW:  # Its smaller size makes up for its seconds per sample.
         worker, cause = slowest, Part.COMPUTE
     slow = pace.get(worker) if cause is Part.COMPUTE else ratios[worker]
     lead = max(each.lead for each in workers)
-    text = f"Worker {worker} {_why(cause, slow, means[worker])}; {_others(cost, lead)}."
-    return Verdict(worker=worker, cause=cause, slowdown=slow, cost=cost, text=text)
-
-
-def _why(cause: Part, slow: float | None, parts: Mapping[Part, float]) -> str:
-    if cause is Part.COMPUTE:
-        return "computes longest" if slow is None else f"computes {times(slow)} slower"
-    return WHY[cause] if len(parts) > 2 else _OUTSIDE
-
-
-def _others(cost: float, lead: int) -> str:
-    """The effect of the slow worker on the others, as text."""
-    ahead = f", and the others ran up to {counted(lead)} ahead" if lead else ""
+    why = WHY.get(cause, "computes longest" if slow is None else f"computes {times(slow)} slower")
+    if cause is not Part.COMPUTE and len(means[worker]) == 2:
+        why = "spends time outside of compute (input, script or communication; a run directory tells which)"
     waiting = "no worker waits for it" if cost < COSTLY else f"waiting for it takes {cost:.0%} of all workers' time"
-    return f"{waiting}{ahead}"
-
-
-def _median(means: Mapping[int, Mapping[Part, float]], cause: Part) -> float:
-    return float(np.median([parts[cause] for parts in means.values()]))
+    ahead = f", and the others ran up to {counted(lead)} ahead" if lead else ""
+    text = f"Worker {worker} {why}; {waiting}{ahead}."
+    return Verdict(worker=worker, cause=cause, slowdown=slow, cost=cost, text=text)
 
 
 @final
@@ -230,7 +205,8 @@ class ServedTotals:
         known.count(push.at)
         if known.since is None:
             return
-        seconds = push.row[_COMPUTE_MICROSECONDS] / 1e6
+        _, microseconds, *_ = push.row  # As in `Reports`.
+        seconds = microseconds / 1e6
         known.iterations += 1
         before, spent = known.sizes.get(push.samples, (0, 0.0))
         known.sizes[push.samples] = before + 1, spent + seconds

@@ -22,24 +22,8 @@ SLOW: Final = 1.15
 """A worker is called slow from this many times the median's seconds per sample."""
 SPREAD: Final = 0.15
 """The share of waiting that is worth another scheme, even if no single worker causes it."""
-_TOLD: Final = 0.1
-"""Intervals that extend at most this far from their middle are narrow enough."""
 _FEWEST: Final = 10
 """The least iterations from which the width of the interval can be predicted."""
-_LONG_SECONDS: Final = 10.0
-"""The least time for advice: before, connections have only just been made, and their cost is not worth a change."""
-_OPEN: Final = 1.6
-"""For an interval whose ends differ by more than this, only the ends are reported."""
-_GAINED: Final = 0.02
-"""The least gain to mention, unless it is due to a slow worker."""
-_MAIN: Final = 0.2
-"""The least share of the waiting for which a worker is named as its cause."""
-_COMMUNICATION: Final = 0.25
-"""The least share of the workers' time for which communication is called the cause."""
-_FEW_SAMPLES: Final = 4
-"""Batches of at most this many samples are hardly divided by speed."""
-_MAX_SIZES: Final = 8
-"""The most sizes to list one by one."""
 
 WHY: Final = {
     Part.INPUT: "waits for its input",
@@ -89,11 +73,11 @@ def verdict_of(account: Account, workers: Sequence[int], scheme: str, *, longer:
         return undecided(measured.iterations, measured.seconds, more)
     if len(workers) == 1:
         return _alone(account, workers[0])
-    verdict, gain = _verdict(account, measured, workers, known_scheme(scheme)), measured.speed_up
+    verdict, gain = _verdict(account, measured, workers, known_scheme(scheme)), measured.gain.speed_up
     if scheme == PLAIN:
         return replace(verdict, sizes_may_help=verdict.cause in (None, Part.COMPUTE))
     told = verdict.worker is not None and verdict.cause is Part.COMPUTE and measured.uneven
-    if told or gain.low <= 1 <= gain.high or abs(gain.estimate - 1) < _GAINED:
+    if told or gain.low <= 1 <= gain.high or abs(gain.estimate - 1) < 0.02:  # Too little to mention.
         return verdict
     return replace(verdict, text=f"{_gained(gain)}. {verdict.text}")
 
@@ -107,7 +91,8 @@ def missing_iterations(account: Account) -> int:
     reach = (waits.high - waits.low) / 2
     if gain.low < 1 < gain.high:
         reach = max(reach, (gain.high - gain.low) / 2)
-    more = max(_FEWEST - done, done * ((reach / _TOLD) ** 2 - 1), 0.0)
+    # An interval is narrow enough if it extends at most 0.1 from its middle.
+    more = max(_FEWEST - done, done * ((reach / 0.1) ** 2 - 1), 0.0)
     digit = 10 ** max(len(str(int(more))) - 1, 0)
     return int(np.ceil(more / digit) * digit)
 
@@ -142,11 +127,12 @@ def _alone(account: Account, worker: int) -> Verdict:
 
 
 def _verdict(account: Account, measured: Account, workers: Sequence[int], scheme: Scheme) -> Verdict:
-    blame = account.blame_shares
+    blame = account.blame / account.all_time
     index, part = np.unravel_index(int(blame.argmax()), blame.shape)
     cost, waiting, cause = float(blame[index, part]), float(blame.sum()), OWN[part]
-    communication = account.communication_share
-    if communication >= _COMMUNICATION and communication > cost and account.seconds >= _LONG_SECONDS:
+    communication = float(account.comm.sum()) / account.all_time
+    # In the first 10 s connections have only just been made, and their cost is not worth a change.
+    if communication >= 0.25 and communication > cost and account.seconds >= 10.0:
         less = "Larger batches, or a longer period," if scheme.period else "Larger batches, or local-sgd,"
         text = (
             f"Communication takes {communication:.0%} of all workers' time, on all alike; waiting for each other takes"
@@ -154,7 +140,7 @@ def _verdict(account: Account, measured: Account, workers: Sequence[int], scheme
             f"{_accumulation(account, scheme)}"
         )
         return Verdict(cause=Part.COMMUNICATION, cost=communication, text=text)
-    if cost < max(COSTLY, _MAIN * waiting):
+    if cost < max(COSTLY, 0.2 * waiting):  # No worker is the main cause.
         return _balanced(measured, workers, scheme, waiting)
     if cause is Part.COMPUTE:
         return _slow(measured, workers, scheme, int(index), cost, waiting)
@@ -178,10 +164,15 @@ def _slow(account: Account, workers: Sequence[int], scheme: Scheme, index: int, 
     slow = account.slowdowns()[index]
     if slow < SLOW:
         return _balanced(account, workers, scheme, waiting)
-    who, gets = f"orker {workers[index]} computes {times(slow)} slower", f"gets {_part(account, index)}"
+    first, last = account.first_sizes, account.last_sizes
+    instead = "" if first[index] == last[index] else f" instead of {first[index]}"
+    who = f"orker {workers[index]} computes {times(slow)} slower"
+    gets = f"gets {last[index]} of {sum(last)} samples{instead}"
     waits = f"waiting for it takes {cost:.0%} of all workers' time"
     if account.uneven:
-        text = f"{_gained(account.speed_up)}: w{who} and {gets}; {_waiting(account)}."
+        before, after = account.gain.equal_waits, account.waiting
+        went = f"waiting {'fell' if after < before else 'went'} from {before:.0%} to {after:.0%} of all workers' time"
+        text = f"{_gained(account.gain.speed_up)}: w{who} and {gets}; {went}."
     elif scheme.load.follows_speed or scheme.steps == "speed":  # It already gives it less.
         text = f"W{who} and {gets}; {waits}."
     else:
@@ -209,16 +200,9 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _part(account: Account, index: int) -> str:
-    """A worker's samples in a global batch, now and at first."""
-    first, last = account.first_sizes, account.last_sizes
-    instead = "" if first[index] == last[index] else f" instead of {first[index]}"
-    return f"{last[index]} of {sum(last)} samples{instead}"
-
-
 def _accumulation(account: Account, scheme: Scheme) -> str:
     """Advice for batches that are too small to be divided by speed; nothing for others."""
-    if account.elastic or max(account.last_sizes) > _FEW_SAMPLES or scheme.micro_batch:
+    if account.elastic or max(account.last_sizes) > 4 or scheme.micro_batch:
         return ""
     return (
         " Batches this small are hardly divided by speed: if the script accumulates A of them for a step, give prepare"
@@ -226,14 +210,8 @@ def _accumulation(account: Account, scheme: Scheme) -> str:
     )
 
 
-def _waiting(account: Account) -> str:
-    before, after = account.gain.equal_waits, account.waiting
-    went = "fell" if after < before else "went"
-    return f"waiting {went} from {before:.0%} to {after:.0%} of all workers' time"
-
-
 def _gained(speed_up: Interval) -> str:
-    if speed_up.high > _OPEN * speed_up.low:
+    if speed_up.high > 1.6 * speed_up.low:  # Too wide for an estimate.
         return f"Training is {speed_up.ends} times as fast as with equal sizes (95% interval)"
     interval = f" (95% interval {speed_up.ends})" if speed_up.ends else ""
     slower = "slower than with equal sizes, " if speed_up.high < 1 else ""
@@ -261,8 +239,8 @@ def head_text(scheme: str, workers: int, seconds: float, samples: float) -> str:
 
 
 def sizes_text(sizes: Sequence[int]) -> str:
-    """Batch sizes as text, or their range if there are many."""
-    return " ".join(map(str, sizes)) if len(sizes) <= _MAX_SIZES else f"from {min(sizes)} to {max(sizes)}"
+    """Batch sizes as text, or their range if there are more than eight."""
+    return " ".join(map(str, sizes)) if len(sizes) <= 8 else f"from {min(sizes)} to {max(sizes)}"
 
 
 def sentences(text: str) -> list[str]:

@@ -13,9 +13,6 @@ from evenstep.report.page.time_plots import close_up_plot, lanes_plot, side_by_s
 from evenstep.report.recorded import RecordedRun
 from evenstep.report.stretches import Bins, binned
 
-_ROWS: Final = 24  # Of the table behind a plot.
-_MAX_BANDS: Final = 8  # As many colours; more bands hide each other.
-_MAX_MARKERS: Final = 40  # Points of a line that are marked; more run together.
 _COLOURS: Final = ("#3d85c6", "#dd6b20", "#2f9e6e", "#c2509b", "#8b7be0", "#b8860b", "#1aa3b5", "#d64550")
 _DASHES: Final = ("solid", "dash", "dot", "dashdot")
 """Dashes that distinguish lines of the same colour."""
@@ -93,12 +90,12 @@ def _series_plot(
     traces = []
     for index, (name, bins) in enumerate(series.items()):
         colour, group = _COLOURS[index % 8], {"legendgroup": name}
-        if not np.array_equal(bins.least, bins.largest) and len(series) <= _MAX_BANDS:
+        if not np.array_equal(bins.least, bins.largest) and len(series) <= len(_COLOURS):  # More hide each other.
             edge = {**group, "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
             band = {"fill": "tonexty", "fillcolor": f"{colour}33"}
             traces += [line(bins.x, bins.least, **edge), line(bins.x, bins.largest, **edge, **band)]
         style = {"color": colour, "dash": _DASHES[index // 8 % 4], "width": 1.8, "shape": shape}
-        mode = "lines+markers" if len(bins.x) <= _MAX_MARKERS else "lines"
+        mode = "lines+markers" if len(bins.x) <= 40 else "lines"  # More markers run together.
         traces.append(line(bins.x, bins.mean, name=name, mode=mode, line=style, **group))
     return Plot(
         key=key, title=title, summary=summary, traces=traces, layout=layout, table=_series_table(title, layout, series)
@@ -106,9 +103,9 @@ def _series_plot(
 
 
 def _series_table(title: str, layout: Options, series: Mapping[str, Bins]) -> Table:
-    """The means of lines in a few stretches of the axis."""
+    """The means of lines in 24 stretches of the axis."""
     x_title, y_title = (layout[axis]["title"]["text"] for axis in ("xaxis", "yaxis"))
-    edges = np.linspace(0.0, max((float(bins.x[-1]) for bins in series.values() if len(bins.x)), default=0.0), _ROWS)
+    edges = np.linspace(0.0, max((float(bins.x[-1]) for bins in series.values() if len(bins.x)), default=0.0), 24)
     rows = [{f"from {x_title}": _number(edge)} for edge in edges]
     for name, bins in series.items():
         index = np.searchsorted(edges, bins.x, side="right") - 1

@@ -13,7 +13,6 @@ from evenstep.report.page.tables import Table, parts_table
 from evenstep.report.stretches import shares
 
 _CLOSE_UP_ITERATIONS: Final = 8  # So many bars in a row are wide enough for their samples.
-_SIDE_BY_SIDE_ITERATIONS: Final = 12  # Of the fastest run.
 _LANE: Final = 0.84  # Of the distance between two lanes.
 _PART_COLOURS: Final[Mapping[Part, str]] = {
     Part.COMPUTE: "#3d85c6",
@@ -99,8 +98,8 @@ def close_up_plot(overview: RunOverview) -> Plot:
 
 
 def side_by_side_plot(overviews: Sequence[RunOverview]) -> Plot:
-    """A typical stretch of each run, on one time axis."""
-    length = min(_stretch_seconds(each, _SIDE_BY_SIDE_ITERATIONS) for each in overviews)
+    """A typical stretch of each run, on one time axis: 12 iterations of the fastest."""
+    length = min(_stretch_seconds(each, 12) for each in overviews)
     most = max(2, MAX_WORKERS // len(overviews))
     lanes = {}
     for each in overviews:

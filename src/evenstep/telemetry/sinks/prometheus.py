@@ -12,7 +12,7 @@ class Prometheus:
     """Serves each worker's latest values as gauges and its totals as counters, at `/metrics`.
 
     Attributes:
-        port: The port of the server.
+        url: The address of the metrics.
 
     Raises:
         ConfigError: prometheus-client is not installed, or the address is in use.
@@ -34,7 +34,7 @@ class Prometheus:
             self._server, self._thread = start_http_server(port, addr=host, registry=self._registry)
         except OSError as error:
             raise ConfigError(f"{host}:{port} cannot be listened on ({error.strerror}): give another port") from error
-        self.port: int = self._server.server_port
+        self.url = f"http://{host}:{self._server.server_port}/metrics"
 
     def record(self, event: Event) -> None:
         """Take in an event."""
@@ -46,17 +46,14 @@ class Prometheus:
                 self._left.inc()
             case Failed():
                 self._failed.inc()
-        if (point := self._points.of(event)) is not None:
-            for name, value in point.values.items():
-                self._set(name, value, str(point.worker))
-
-    def _set(self, name: str, value: float, worker: str) -> None:
-        safe = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in name)
-        if safe not in self._gauges:
-            self._gauges[safe] = self._gauge(
-                f"evenstep_{safe}", f"{name} of the latest iteration", ["worker"], registry=self._registry
-            )
-        self._gauges[safe].labels(worker).set(value)
+        if (point := self._points.of(event)) is None:
+            return
+        for name, value in point.values.items():
+            safe = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in name)
+            if safe not in self._gauges:
+                told = f"{name} of the latest iteration"
+                self._gauges[safe] = self._gauge(f"evenstep_{safe}", told, ["worker"], registry=self._registry)
+            self._gauges[safe].labels(str(point.worker)).set(value)
 
     def close(self) -> None:
         """Stop listening."""

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Unpack, final
+from typing import Any, Unpack, final
 
 import numpy as np
 
 from evenstep.core.activity import Doing
 from evenstep.core.errors import ConfigError
-from evenstep.core.fragments import due_fragments
+from evenstep.core.fragments import due_fragments, weights_of
 from evenstep.core.samples import WEIGHTINGS, Ledger, Shares
 from evenstep.core.samples import Share as Part
 from evenstep.launch.launch_settings import LaunchSettings
@@ -25,8 +25,6 @@ from evenstep.worker.arguments import require_known
 from evenstep.worker.iteration import units_of
 from evenstep.worker.meter import COLUMNS, Rows
 from evenstep.worker.nonfinite import NonfiniteGuard
-
-_ALONE: Final = "start every worker with all_gather, a function from this worker's row to the rows of all"
 
 
 @final
@@ -100,7 +98,10 @@ class Balancer(Loop):
         )
         worker = asked.worker
         if all_gather is None and asked.workers > 1:
-            raise ConfigError(f"{asked.workers} workers need a way to each other: {_ALONE}")
+            raise ConfigError(
+                f"{asked.workers} workers need a way to each other: start every worker with all_gather, a function from"
+                " this worker's row to the rows of all"
+            )
         self._gather = Gather(all_gather or (lambda row: [row]), rank=asked.rank, workers=asked.workers)
         agreed = asked.agree(self._gather.records)
         super().__init__(asked, agreed, worker, Activity())
@@ -217,12 +218,14 @@ class Balancer(Loop):
         now.synchronised_seconds = tracker.clock() - now.paused
         amounts = self._rows.check(rows)[:, 0].copy().view(np.float64)
         tracker.mark(Doing.COMPUTING)
-        if weighed and self.share is not None:
-            units, total = float(own), float(amounts.sum())
-            if self._period is not None and total:
-                self.share = replace(self.share, average=units / total)
-            elif self._period is None:  # If no worker counted any, it is as for a loss divided by max(count, 1).
-                self.share = replace(self.share, weight=units / (total or 1.0) if self.share.weight else 0.0)
+        if weighed:
+            assert self.share is not None
+            if self._period is not None:
+                self.share = replace(self.share, average=float(weights_of(amounts)[self._worker.rank]))
+            elif self.share.weight:  # If no worker counted any units, it is as for a loss divided by max(count, 1).
+                self.share = replace(self.share, weight=float(own / (amounts.sum() or 1.0)))
+
+    # The epoch.
 
     def _enter(self) -> None:
         self._tracker.enter_loader()
@@ -232,11 +235,13 @@ class Balancer(Loop):
         self._planned = self._tracker.shares(ledger, epoch=self._at.epoch, depth=0)
         return self._planned
 
-    def _weights_of(self, part: Part) -> tuple[float, float | None]:
+    def _share_of(self, part: Part) -> Share:
+        share = super()._share_of(part)
         if self._period is None:
-            return self._weigh(part), None
+            return replace(share, weight=self._weigh(part))
         samples, due = self._since_average + part.sizes, due_fragments(part, self._period)
-        return float(part.samples > 0), float(samples[self._worker.rank] / samples.sum()) if due else None
+        average = float(samples[self._worker.rank] / samples.sum()) if due else None
+        return replace(share, weight=float(part.samples > 0), average=average)
 
     def _begin(self, part: Part) -> None:
         if self._due:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from typing import Any, Final, Unpack, final
+from typing import Any, Unpack, final
 
 import msgspec
 
@@ -34,9 +34,6 @@ from evenstep.worker.nonfinite import NonfiniteGuard
 from evenstep.worker.servers.arrays import Array, ArrayParameters, layout_of
 from evenstep.worker.servers.exchange import Batch, ServedExchange
 from evenstep.worker.servers.link import ServerLink
-
-_LONGEST: Final = 200
-"""Characters of the weights' shapes and of the options that workers compare word by word."""
 
 
 @final
@@ -108,8 +105,7 @@ class Client(Loop):
             **share_options,
         )
         worker = asked.worker
-        activity = Activity()
-        seconds = launched.timeout_seconds(timeout)
+        activity, timeout_seconds = Activity(), launched.timeout_seconds(timeout)
         secret = os.environ.get(SECRET_VARIABLE) if secret is None else secret
         if not addresses or not secret:
             raise ConfigError(
@@ -121,25 +117,25 @@ class Client(Loop):
             asked.rank,
             lambda shard: connect(addresses[shard], secret=key),
             len(addresses),
-            timeout_seconds=seconds,
+            timeout_seconds=timeout_seconds,
             activity=activity,
         )
         try:
-            agreed = asked.agree(partial(self._meet, asked.workers))
+            agreed = asked.agree(self._meet)
             super().__init__(asked, agreed, worker, activity)
             self._start(agreed, weights, _spec(optimizer, options))
         except BaseException:
             self._link.close()
             raise
 
-    def _meet(self, workers: int, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _meet(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         if "error" in record:
             self._link.shards[0].reach()  # If the others cannot be told, this worker does not wait for them either.
         records = self._link.meet(json.dumps(record).encode())
-        if len(records) != workers:
+        if len(records) != record.get("workers", len(records)):
             raise ConfigError(
-                f"the servers were started for {len(records)} workers and this one was told of {workers}: give"
-                " start_servers and every Client the same workers="
+                f"the servers were started for {len(records)} workers and this one was told of {record['workers']}:"
+                " give start_servers and every Client the same workers="
             )
         return [json.loads(each) for each in records]
 
@@ -245,9 +241,6 @@ class Client(Loop):
     def _shares(self, ledger: Ledger) -> Shares:
         return self._pass.start(self._at.epoch)
 
-    def _weights_of(self, part: Part) -> tuple[float, None]:
-        return 1.0, None
-
     def _begin(self, part: Part) -> None:
         super()._begin(part)
         self._batch = self._pass.hand_out(part.iteration)
@@ -306,7 +299,6 @@ class _Optimizer:
         self._known = set(self.values)
 
     def options(self) -> tuple[Options, ...]:
-        """The current options of the only param group."""
         if self.values.keys() != self._known:
             odd = ", ".join(sorted(self.values.keys() ^ self._known))
             raise ConfigError(f"client.options must keep its names, but {odd} came or went: give them to the Client")
@@ -369,5 +361,5 @@ def _spec(optimizer: object, options: object) -> OptimizerSpec:
 
 
 def _short(text: str) -> str:
-    """Return the text, or the beginning and a checksum of a long one."""
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... (checksum {zlib.crc32(text.encode()):08x})"
+    """Return a text that workers compare word by word, or the beginning and a checksum of a long one."""
+    return text if len(text) <= 200 else f"{text[:200]}... (checksum {zlib.crc32(text.encode()):08x})"

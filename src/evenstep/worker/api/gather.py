@@ -61,10 +61,8 @@ class Gather:
         came = self._call(packed, 0 if failure is None else _FAILED)
         if any(mark == _FAILED for mark, _ in came):
             failures = [record["failure"] for record in self.records({"failure": failure})]
-            if failure is not None:
-                raise ConfigError(failure)
-            rank, failed = next((rank, each) for rank, each in enumerate(failures) if each is not None)
-            raise ConfigError(f"worker {rank}: {failed}")
+            rank, first = next((rank, each) for rank, each in enumerate(failures) if each is not None)
+            raise ConfigError(failure or f"worker {rank}: {first}")
         return np.stack([np.frombuffer(each, dtype="<i8") for _, each in came]).astype(np.int64)
 
     def require_same(self, layout: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,9 +23,6 @@ from evenstep.worker.loader_state import LoaderState, Progress, load_speeds, rea
 from evenstep.worker.meter import HostStopwatch
 from evenstep.worker.opening import open_tracker, run_event
 from evenstep.worker.worker import Worker
-
-_MAX_SECONDS: Final = 1e6
-"""The longest time of one share, so that times of many samples and workers can be added up as integers."""
 
 
 class Loop(ABC):
@@ -126,15 +123,14 @@ class Loop(ABC):
                 self._leave()
 
     def _share_of(self, part: Part) -> Share:
-        positions, (weight, average) = np.array(part.positions, dtype=np.int64), self._weights_of(part)
+        positions = np.array(part.positions, dtype=np.int64)
         return Share(
             iteration=part.iteration,
             positions=positions,
             indices=self._order[positions],
             samples=part.samples,
-            weight=weight,
+            weight=1.0,
             sizes=part.sizes,
-            average=average,
         )
 
     def _begin(self, part: Part) -> None:
@@ -152,10 +148,6 @@ class Loop(ABC):
     @abstractmethod
     def _shares(self, ledger: Ledger) -> Shares:
         """Return this worker's shares of the current epoch, which starts at the ledger's position."""
-
-    @abstractmethod
-    def _weights_of(self, part: Part) -> tuple[float, float | None]:
-        """Return `Share.weight` and `Share.average` of this part."""
 
     def _leave(self) -> None:
         """Called when the script has left the epoch, at its end or before."""
@@ -200,9 +192,8 @@ def seconds_of(value: object) -> float:
         seconds = math.nan if isinstance(value, str) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         seconds = math.nan
-    if not 0 <= seconds <= _MAX_SECONDS:
+    if not 0 <= seconds <= 1e6:  # Times of many samples and workers are added up as integers.
         raise ConfigError(
-            "report takes the seconds that the share took to compute, a number from 0 to"
-            f" {_MAX_SECONDS:g}, not {shown(value)}"
+            f"report takes the seconds that the share took to compute, a number from 0 to 1e+06, not {shown(value)}"
         )
     return seconds

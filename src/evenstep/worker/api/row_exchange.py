@@ -29,9 +29,6 @@ from evenstep.worker.api.gather import Gather
 
 NEWS_SECONDS: Final = 5.0
 """How long to wait for news of a lost worker, after a failed exchange of the framework and beyond a timeout."""
-_LINGER_SECONDS: Final = 2.0
-"""How long worker 0 outlives a loss at most, for the others to read it."""
-_INVITATION: Final = 1024
 _ROW: Final = b"row"
 
 
@@ -202,8 +199,9 @@ class RowExchange:
     def _close(self) -> None:
         self._closed = True
         if self._lost is not None:
-            # The coordinator of jax.distributed ends with worker 0, and aborts the others before they say why.
-            deadline = time.monotonic() + _LINGER_SECONDS
+            # The coordinator of jax.distributed ends with worker 0, and aborts the others before they say why: they get
+            # two seconds for it.
+            deadline = time.monotonic() + 2.0
             for each in self._listeners:
                 each.join(max(0.0, deadline - time.monotonic()))
         for peer in self._peers.values():
@@ -213,7 +211,7 @@ class RowExchange:
         """Connect the other workers to worker 0, whose address and secret they learn through the framework."""
 
         def told(text: str) -> bytes:
-            letters = np.frombuffer(text.encode().ljust(_INVITATION), np.uint8)
+            letters = np.frombuffer(text.encode().ljust(1024), np.uint8)
             numbers = letters.astype(np.float32) * np.float32(self.rank == 0)
             return np.asarray(add_up(numbers)).astype(np.uint8).tobytes()
 

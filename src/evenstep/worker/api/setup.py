@@ -19,8 +19,6 @@ from evenstep.worker.agreement import Agreed, Exchange, Own, agree, hold_of, rec
 from evenstep.worker.arguments import RUN_DIR, SCHEME, SEED, SWITCH, Argument, read_arguments, whole
 from evenstep.worker.worker import Worker
 
-_MASK: Final = 2**64 - 1
-
 _SIZE: Final = whole(1, UNLIMITED)
 _LIMIT: Final = Argument(_SIZE.must_be, lambda value: UNLIMITED if value is None else _SIZE.read(value))
 
@@ -130,7 +128,7 @@ class Asked:
         """
         if not self.shuffle:
             return np.arange(self.length, dtype=np.int64)
-        key = (self.seed & _MASK) | ((epoch & _MASK) << 64)
+        key = self.seed % 2**64 | (epoch % 2**64) << 64
         return np.argsort(np.random.Philox(key=key).random_raw(self.length), kind="stable").astype(np.int64)
 
     def ledger(self, iteration: int) -> Ledger:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, final
 
 import numpy as np
@@ -238,8 +239,10 @@ class ServedExchange:
         self._peeked = not self._pushes
         try:
             self.settle()
-            if not self.over:
-                self.persist(self._stop)
+            if not self.over:  # Open claims go back to the other workers, and this one gets the current weights.
+                answer = self.persist(partial(self._link.ask, messages.Stop()))
+                self._arrived = answer.version if answer.weights else None
+                self.use_weights()
         except EvenstepError:
             # The error that ended the loop says more than its consequences here.
             if failure is None or isinstance(failure, GeneratorExit):
@@ -316,13 +319,6 @@ class ServedExchange:
             self._tracker.follow(self._sizes)
         self.shares.plan(self._sizes)
         self.shares.add(tuple(Claim.of(*each) for each in work.claims))
-
-    def _stop(self) -> None:
-        """Leave the pass: open claims go back to the other workers, and this one gets the current weights."""
-        answer = self._link.ask(messages.Stop())
-        if answer.weights:
-            self._arrived = answer.version
-            self.use_weights()
 
     def push(self, now: Iteration, batch: Batch, put: Callable[[], float], *, samples: int, units: float) -> bool:
         """Push the gradient of the batches up to this one, unless their samples belong to other workers by now.

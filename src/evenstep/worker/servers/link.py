@@ -229,12 +229,7 @@ class ServerLink:
                         self._come_back(error)
 
     def _come_back(self, error: ConnectionLostError) -> None:
-        """Connect again and take the former place.
-
-        Raises:
-            ExpiredError: The servers no longer had the former place.
-            WorkerLostError: The servers do not come back.
-        """
+        """Connect again and take the former place; ExpiredError if the servers no longer had it."""
         deadline = self._clock() + self._timeout
         before = self.incarnation
         while True:

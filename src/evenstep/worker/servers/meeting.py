@@ -12,8 +12,6 @@ from evenstep.transport.base import ConnectionLostError, SilentError
 from evenstep.worker.servers.remote_shard import RemoteShard, raise_refusal
 
 RETRY_SECONDS: Final = 0.2
-ABSENT_SECONDS: Final = 2.0
-"""How long a worker waits for the ranks of the missing workers."""
 
 
 @final
@@ -86,7 +84,7 @@ class Meeting:
         with suppress(SilentError, ConnectionLostError):
             self._shard.send(messages.Absent())
             while True:
-                said, _ = self._shard.receive(ABSENT_SECONDS)
+                said, _ = self._shard.receive(2.0)
                 if isinstance(said, messages.Missing):
                     return said.ranks
         return ()
