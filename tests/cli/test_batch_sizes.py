@@ -1,10 +1,9 @@
-"""Fixed sizes for a script that says nothing of them: `evenstep run --batch-sizes`, and the variable."""
+"""Fixed sizes for a script that says nothing of them: `evenstep run --batch-sizes`."""
 
 import socket
 from pathlib import Path
 
 import pytest
-from support.started import Started, torchrun
 
 from evenstep.cli.main import main
 from evenstep.telemetry import read_events
@@ -55,20 +54,6 @@ def test_sizes_that_cannot_be_are_refused_before_a_worker_starts(sizes, says, tm
 def test_sizes_for_workers_of_two_processes_are_left_to_the_workers_who_have_one_each(capfd):
     assert run("--batch-sizes", "20", SCRIPT, 12) == 1
     assert "there are sizes for 1 workers, and the run has 2: give one for each" in capfd.readouterr().err
-
-
-def test_a_size_of_no_worker_is_named_by_the_workers(capfd):
-    assert run("--batch-sizes", "rank:0=14,host:nowhere=6", SCRIPT, 12) == 1
-    says = "there is a batch size of 'host:nowhere', which matches no worker: "
-    assert says in capfd.readouterr().err.splitlines()[-1]
-
-
-def test_under_torchrun_they_come_from_the_environment():
-    words = ("--standalone", "--nproc-per-node", 2, SCRIPT, 12)
-    with Started(torchrun, *words, environment={"EVENSTEP_BATCH_SIZES": "14/6"}) as launcher:
-        _, error = launcher.communicate()
-    assert launcher.returncode == 0
-    assert "evenstep: static:14/6 trained " in error
 
 
 def test_what_a_summary_calls_the_scheme_can_be_typed(tmp_path, capfd):

@@ -113,7 +113,7 @@ def test_a_limit_of_addresses_is_learned_and_kept(capfd, monkeypatch):
     # blocks below 32 MB would share one heap, whose gaps after some iterations can keep out what fitted before.
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(2**17))
-    plan = planned(capfd, "--workers", 2, "--", SCRIPT, "plain", 500)
+    plan = planned(capfd, "--workers", 2, "--", SCRIPT, "plain", 250)
     # At least 0.5 MB a sample; some are kept free, and threads of the communication take others.
     for worker in plan["workers"]:
         assert 16 < worker["holds"] < 1000

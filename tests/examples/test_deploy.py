@@ -1,4 +1,4 @@
-"""The files of deploy/: their form, and the command lines in them, run on two hosts laid out as network namespaces."""
+"""The files of deploy/: their form, and the command lines in them, of which one runs on two hosts."""
 
 import json
 import os
@@ -15,6 +15,7 @@ from support.hosts import enter, two_hosts
 from support.slurm import slurm as slurm_cluster
 from support.started import Started, ended, torchrun
 from support.training import Run
+from torch.distributed.run import get_args_parser
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SCRIPT = Path(training.__file__).with_name("two_hosts.py")
@@ -90,12 +91,6 @@ def _filled(value):
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value)
 
 
-@pytest.fixture
-def hosts():
-    with two_hosts() as made:
-        yield made
-
-
 def write_script(folder):
     folder.mkdir(exist_ok=True)
     run = f"sys.argv[1:] = [{str(folder)!r}]\nrunpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
@@ -116,23 +111,40 @@ def torchrun_on(host, folder, *words):
     torchrun(*words)
 
 
+@pytest.mark.parametrize("system", [slurm, skypilot, kubernetes, kubeflow, compose])
+def test_its_command_line_is_that_of_a_worker_on_each_of_two_nodes(system, tmp_path, monkeypatch):
+    ports = set()
+    for node in range(2):
+        words, environment = system(node, {"HOST_0": "first", "HOST_1": "second"}, tmp_path)
+        assert environment["EVENSTEP_SCHEME"] == "lb-bsp"
+        assert environment["EVENSTEP_RUN_DIR"]
+        with monkeypatch.context() as patched:
+            for name, value in environment.items():
+                patched.setenv(name, value)
+            asked = get_args_parser().parse_args(words)
+        assert (asked.nnodes, asked.node_rank, asked.nproc_per_node) == ("2", node, "1")
+        assert (asked.rdzv_backend, asked.master_addr) == ("static", "first")
+        assert (asked.training_script, asked.training_script_args) == ("train.py", [])
+        ports.add(asked.master_port)
+    assert len(ports) == 1
+
+
 @pytest.mark.multiprocess
 @pytest.mark.netns
-@pytest.mark.parametrize("system", [slurm, skypilot, kubernetes, kubeflow, compose])
-def test_its_command_line_trains_on_two_hosts_as_one_process_does(system, hosts, tmp_path):
+def test_such_a_command_line_trains_on_two_hosts_as_one_process_does(tmp_path):
     write_script(tmp_path)
-    addresses = {f"HOST_{number}": address for number, (_, _, address) in enumerate(hosts)}
-    agents = []
-    for node, host in enumerate(hosts):
-        words, environment = system(node, addresses, tmp_path)
-        assert environment["EVENSTEP_RUN_DIR"]
-        environment |= {
-            "EVENSTEP_RUN_DIR": str(tmp_path / "runs"),
-            "GLOO_SOCKET_IFNAME": host[1],
-            "OMP_NUM_THREADS": "1",
-        }
-        agents.append(Started(torchrun_on, host, tmp_path, *words, environment=environment))
-    codes, said = ended(agents)
+    with two_hosts() as hosts:
+        addresses = {f"HOST_{number}": address for number, (_, _, address) in enumerate(hosts)}
+        agents = []
+        for node, host in enumerate(hosts):
+            words, environment = kubernetes(node, addresses, tmp_path)
+            environment |= {
+                "EVENSTEP_RUN_DIR": str(tmp_path / "runs"),
+                "GLOO_SOCKET_IFNAME": host[1],
+                "OMP_NUM_THREADS": "1",
+            }
+            agents.append(Started(torchrun_on, host, tmp_path, *words, environment=environment))
+        codes, said = ended(agents)
     assert codes == [0, 0], said
     trained_as_one_process_does(tmp_path, workers=2)
 

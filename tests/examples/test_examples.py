@@ -1,24 +1,19 @@
 """The examples run, alone and under torchrun, and the two DDP scripts differ by what the README says."""
 
 import difflib
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from first_contact import CASES, said, typed
 from support import examples
 from support.faults import meeting_place
-from support.guard import GUARD_SECONDS
 from support.processes import results, run_workers
-from support.started import Started, script
+from support.started import Started, script, torchrun
 
 from evenstep.cluster import parse_cluster
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 SHORT = {
     "ddp_plain.py": ("--epochs", "1"),
     "ddp_evenstep.py": ("--epochs", "1"),
@@ -43,24 +38,6 @@ def run_example(name, workers=1, *, options=None, **environment):
     )[0]
 
 
-def run_as_a_command(name, *launcher, options):
-    """What it prints, started as a user starts it."""
-    return ended_well([*launcher, EXAMPLES / name, *options]).stdout
-
-
-def ended_well(command):
-    done = subprocess.run(
-        [sys.executable, *command],
-        capture_output=True,
-        text=True,
-        timeout=GUARD_SECONDS,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done
-
-
 def test_the_ddp_scripts_differ_by_the_import_and_one_line():
     plain, ours = ((EXAMPLES / name).read_text().splitlines() for name in ("ddp_plain.py", "ddp_evenstep.py"))
     changes = [line for line in difflib.ndiff(plain, ours) if line[:2] in ("+ ", "- ")]
@@ -71,16 +48,14 @@ def test_the_ddp_scripts_differ_by_the_import_and_one_line():
 
 
 @pytest.mark.multiprocess
-def test_digits_in_a_process_of_its_own():
-    with Started(script, EXAMPLES / "ddp_plain.py", *SHORT["ddp_plain.py"]) as process:
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [((script,), "ddp_plain.py"), ((torchrun, "--standalone", "--nproc-per-node", 2), "ddp_evenstep.py")],
+)
+def test_digits_as_a_command(command, name):
+    with Started(*command, EXAMPLES / name, *SHORT[name], environment={"OMP_NUM_THREADS": "1"}) as process:
         printed, error = process.communicate()
     assert process.returncode == 0, error
-    assert printed.startswith("epoch 1: test accuracy ")
-
-
-@pytest.mark.multiprocess
-def test_digits_as_a_command_under_torchrun():
-    printed = run_as_a_command("ddp_evenstep.py", *TORCHRUN, options=SHORT["ddp_evenstep.py"])
     assert printed.startswith("epoch 1: test accuracy ")
 
 

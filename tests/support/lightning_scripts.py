@@ -92,18 +92,6 @@ def schedule_the_accumulation(world):
     return {"weights": module.weights}
 
 
-class Compiled(Module):
-    def __init__(self):
-        super().__init__()
-        self.model = torch.compile(self.model, backend="eager")
-
-
-def compile_a_part(world):
-    module = Compiled()
-    fitted(world, module)
-    return {"weights": module.weights}
-
-
 class Unseen(Module):
     def loss(self, batch):
         return mse_loss(self.model(batch[0]), batch[1])
@@ -338,7 +326,6 @@ EXACT = [
     check_sanity,
     run_fast,
     schedule_the_accumulation,
-    compile_a_part,
     compile_the_module,
     predict,
     freeze_a_layer,

@@ -13,10 +13,7 @@ from typing import Any
 from support.guard import GUARD_SECONDS
 
 CONTEXT = multiprocessing.get_context("forkserver")
-# The fork server imports torch once (DDP imports the compiler too), so that a worker starts in tens of milliseconds.
-CONTEXT.set_forkserver_preload(
-    ["torch", "torch._dynamo", "evenstep.torch.prepare", "support.training", "support.served"]
-)
+CONTEXT.set_forkserver_preload(["support.forked"])
 
 
 @dataclass
@@ -93,7 +90,7 @@ def _worker(function, rank, workers, store, environment, end, arguments):
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    gc.freeze()  # What was imported: frameworks collect often, and each time would look through all of it.
+    gc.freeze()  # What was imported for the function: frameworks collect often, and would look through it each time.
     # For the script's own DataLoader, as where nobody chose. What is inherited is the context of this process: a fork
     # server of its own, which would import torch first.
     multiprocessing.set_start_method("fork", force=True)

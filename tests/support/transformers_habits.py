@@ -276,10 +276,6 @@ def encoded(rows):
     return transformers.BatchEncoding(transformers.default_data_collator(rows))
 
 
-def smooth_labels(run):
-    return run.trained(label_smoothing_factor=0.1)
-
-
 def average_over_the_batch(run):
     """A model of its own, without `num_items_in_batch`; what is logged is the mean over workers."""
     trainer = run.trainer(model=Classifier(), rows=classes(), gradient_accumulation_steps=2)
@@ -417,7 +413,6 @@ EXACT = (
     ask_for_whole_batches,
     search_in_whole_batches,
     resume_in_whole_batches,
-    smooth_labels,
     average_over_the_batch,
     give_a_loss,
     pass_the_loss_on,

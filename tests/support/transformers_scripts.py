@@ -126,12 +126,6 @@ def adamw(run):
     return run.trained(optim="adamw_torch", weight_decay=0.1, learning_rate=0.01)
 
 
-def compile_the_model(run):
-    """A model that takes no time to trace; what is logged is the mean over workers."""
-    found = run.trained(model=Classifier(), rows=classes(), torch_compile=True, torch_compile_backend="eager")
-    return {**found, "losses": []}
-
-
 def save_from_a_callback(run):
     """A checkpoint and evaluations at odd steps."""
 
@@ -173,7 +167,6 @@ EXACT = (
     resume_at_the_end_of_an_epoch,
     resume_without_skipping,
     adamw,
-    compile_the_model,
     save_from_a_callback,
     stop_from_a_callback,
 )

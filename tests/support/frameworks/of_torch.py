@@ -7,6 +7,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
+import support.lean_torch  # noqa: F401
 from support.frameworks.task import (
     EPOCHS,
     GLOBAL,

@@ -1,15 +1,12 @@
 """Samples that differ in cost on parameter servers: claims are of equal cost, and each sample counts once."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from support import served_faults, served_training, session_loops, training
 from support.group_servers import run_grouped
-from support.processes import results, run_workers
-from support.served import environment, run_served, server_events
+from support.processes import results
+from support.served import run_served
 from support.served_faults import Kill
 from support.training import Run
 from torch.utils.data import DataLoader
@@ -17,13 +14,10 @@ from torch.utils.data import DataLoader
 import evenstep
 from evenstep import ConfigError
 from evenstep.core.samples import Costs
-from evenstep.launch.server_settings import ServerSettings
-from evenstep.launch.servers import Servers
 
 pytestmark = pytest.mark.multiprocess
 
 COSTS = np.random.default_rng(1).lognormal(0, 1, 320)
-DYING = Path(served_faults.__file__).parent / "dying_server.py"
 
 
 def cost_of(run, epoch, positions):
@@ -94,20 +88,6 @@ def test_what_a_killed_worker_had_claimed_is_computed_once(tmp_path, scheme):
     faults = {(2, "backward"): Kill()}
     run_served(served_faults.train, 3, run, tmp_path, 1, faults, run_dir=tmp_path)
     assert served_faults.pushed(tmp_path) == {epoch: list(range(77)) for epoch in range(2)}
-
-
-def test_after_a_restart_of_the_servers_within_an_epoch_no_sample_is_lost(tmp_path):
-    run = Run(scheme="bsp:engine=server,servers=2", samples=77, epochs=3, options={"cost": COSTS[:77]})
-    command = (sys.executable, str(DYING), "1", "9")
-    settings = ServerSettings(count=2, workers=3, snapshots=tmp_path / "snapshots", command=command)
-    with Servers(settings, lambda event: None) as started:
-        told = environment(started.addresses, started.secret, tmp_path, network=True)
-        values = results(run_workers(served_faults.train, 3, run, tmp_path, -1, {}, environment=told))
-    events = server_events(tmp_path)
-    (restored,) = server_events(tmp_path, "restored")
-    joined = {event.incarnation for event in events[events.index(restored) :] if event.kind == "join"}
-    assert served_faults.pushed(tmp_path, only={1: joined}) == {epoch: list(range(77)) for epoch in range(3)}
-    np.testing.assert_allclose(values[0]["ended"], served_training.train_alone(run, 15), rtol=0, atol=1e-10)
 
 
 TOO_MANY = 2**24 + 1

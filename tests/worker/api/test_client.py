@@ -18,28 +18,28 @@ from evenstep.torch.engines.describe import describe
 
 pytestmark = pytest.mark.xdist_group("client")
 
-SCHEMES = {
-    "ssp:bound=1": 1,
-    "dssp": 1,
-    "asp:exchange=overlapped,servers=2": 1,
-    "bsp:engine=server": 2,
-}
+SEVERAL = "asp:exchange=overlapped,servers=2"
+SCHEMES = {"ssp:bound=1": 1, "dssp": 1, SEVERAL: 1, "bsp:engine=server": 2}
 """How many servers follow each other in the run of each scheme."""
 
 
 @pytest.fixture(scope="module")
-def found():
+def found(tmp_path_factory):
     """What every scheme came to on each worker, from one start of the workers."""
     with ExitStack() as stack:
-        jobs = {}
-        for scheme, count in SCHEMES.items():
-            started = [stack.enter_context(evenstep.start_servers(scheme, workers=WORKERS)) for _ in range(count)]
-            servers = [(each.addresses, each.secret) for each in started]
-            jobs[scheme] = any_framework.served, {"scheme": scheme, "servers": servers}
-        started = stack.enter_context(evenstep.start_servers("asp", workers=WORKERS))
-        jobs["unlike"] = any_framework.unlike_client, {"servers": started.addresses, "secret": started.secret}
-        started = stack.enter_context(evenstep.start_servers("asp", workers=WORKERS))
-        jobs["same rank"] = any_framework.same_rank, {"servers": started.addresses, "secret": started.secret}
+
+        def servers():
+            settings = {"snapshots": str(tmp_path_factory.mktemp("snapshots")), "count": 1, "workers": WORKERS}
+            return stack.enter_context(serving(settings, 1))
+
+        two = stack.enter_context(evenstep.start_servers(SEVERAL, workers=WORKERS))
+        started = {
+            scheme: [(two.addresses, two.secret)] if scheme == SEVERAL else [servers() for _ in range(count)]
+            for scheme, count in SCHEMES.items()
+        }
+        jobs = {scheme: (any_framework.served, {"scheme": scheme, "servers": each}) for scheme, each in started.items()}
+        for name, function in (("unlike", any_framework.unlike_client), ("same rank", any_framework.same_rank)):
+            jobs[name] = function, dict(zip(("servers", "secret"), servers(), strict=True))
         return any_framework.run(jobs)
 
 
