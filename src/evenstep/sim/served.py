@@ -10,7 +10,6 @@ from evenstep.cluster.slowness import Chain, Disturbance, Jitter
 from evenstep.cluster.slowness.draw import derive_seed
 from evenstep.core.coordinate import Answer, Apply, Arrival, Coordinator, CoordinatorCommand
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples.claims import Claim
 from evenstep.core.sync import Regroup
 from evenstep.schemes.scheme import NARROWING
 from evenstep.sim.log import Log
@@ -201,37 +200,37 @@ class ServedRun:
         if slot.idle_since is not None:
             slot.done.idle_seconds += now - slot.idle_since
             slot.idle_since = None
-        claim = slot.computing = slot.claims.pop(0)
+        claim, slot.claims = slot.claims[0], slot.claims[1:]
+        slot.computing = claim
         slot.done.last_batch_size = samples = claim.samples
-        batch = samples if samples >= self._minimum else batch_of(samples, self._minimum)
+        slot.load = batch = batch_of(samples, self._minimum)
         amounts = batches_in(batch, self._micro_batch)
         largest = amounts[0]
-        slot.load = batch
         if self._costs is not None:
             of_pass = self._costs.of_pass(slot.epoch)
             units = sum(of_pass.between(start, stop) for start, stop in claim.ranges)
             amount = self._costs.samples(batch // samples * units)
             amounts = [amount * (own / batch) for own in amounts]  # Of a period, each batch has its part of the cost.
-            slot.load = amount if self._scenario.by_cost else batch
+            if self._scenario.by_cost:
+                slot.load, largest = amount, amounts[0]
         slot.handed_out_on = slot.version
         slot.began = now
         if self._log is not None:
             self._log.started(slot, now)
-        slot.seconds = slot.worker.seconds(slot.iterations, amounts, slot.load * (largest / batch))
+        slot.seconds = seconds = slot.worker.seconds(slot.iterations, amounts, largest)
         slot.iterations += 1
-        heappush(self._heap, (now + slot.seconds, _COMPUTED, slot.number, slot.incarnation))
+        heappush(self._heap, (now + seconds, _COMPUTED, slot.number, slot.incarnation))
 
     def _compute_ends(self, slot: VirtualSlot, now: float) -> None:
-        claim, slot.computing = slot.computing, None
-        assert claim is not None
+        slot.computed, slot.computing = slot.computing, None
         slot.blocked_since = now
-        if slot.asking:  # If exchanges overlap with compute, one at a time is under way.
-            slot.computed = claim
-        else:
-            self._send(slot, claim, now)
+        if not slot.asking:  # If exchanges overlap with compute, one at a time is under way.
+            self._send(slot, now)
 
-    def _send(self, slot: VirtualSlot, claim: Claim, now: float) -> None:
+    def _send(self, slot: VirtualSlot, now: float) -> None:
         """Push the finished claim; if exchanges overlap with compute, compute meanwhile."""
+        claim, slot.computed = slot.computed, None
+        assert claim is not None
         samples, seconds, done = claim.samples, slot.seconds, slot.done
         row = slot.worker.row(slot.load, seconds, slot.load) if self._reports else NO_REPORT
         done.samples += samples
@@ -309,8 +308,7 @@ class ServedRun:
             if self._log is not None:
                 self._log.answered(slot, answer, now, took=took)
         if slot.computed is not None:
-            claim, slot.computed = slot.computed, None
-            self._send(slot, claim, now)
+            self._send(slot, now)
         elif slot.computing is None:
             if slot.claims:
                 self._start(slot, now)
@@ -326,21 +324,18 @@ class ServedRun:
             if type(command) is Answer:
                 self._send_answer(command, now)
             elif type(command) is Apply:
-                self._commit(command)
+                self._fruitless_joins, staleness = 0, command.staleness
+                for (worker, _, _), _ in command.pushes:
+                    slot = self._slots[worker]
+                    if self._log is not None:
+                        slot.commit = command  # Recorded with the iteration that it commits.
+                    slot.staleness += staleness
+                    if staleness > slot.done.largest_staleness:
+                        slot.done.largest_staleness = staleness
             elif type(command) is Regroup and self._log is not None:
                 self._log.server(events.Regrouped, now, groups=command.groups, reason=command.reason)
         if self._log is not None:
             self._log.tally(now, saved=self._saved)
-
-    def _commit(self, update: Apply) -> None:
-        self._fruitless_joins, staleness, log = 0, update.staleness, self._log
-        for (worker, _, _), _ in update.pushes:
-            slot = self._slots[worker]
-            if log is not None:
-                slot.commit = update  # Recorded with the iteration that it commits.
-            slot.staleness += staleness
-            if staleness > slot.done.largest_staleness:
-                slot.done.largest_staleness = staleness
 
     def _send_answer(self, answer: Answer, now: float) -> None:
         slot = self._slots[answer.worker]

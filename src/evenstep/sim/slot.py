@@ -60,7 +60,7 @@ class VirtualSlot:
     here_since: float | None = None
     leaves_at: float = math.inf
     # The loop.
-    claims: list[Claim] = field(default_factory=list)
+    claims: tuple[Claim, ...] = ()
     computing: Claim | None = None
     computed: Claim | None = None
     asking: bool = False
@@ -94,7 +94,7 @@ class VirtualSlot:
         """The worker leaves, and work that it had not pushed is lost."""
         self.incarnation += 1
         self.end(now)
-        self.claims.clear()
+        self.claims = ()
         self.computing = self.computed = self.answer = self.arrival = self.commit = self.pushed = None
         self.arrived_at = None
         self.asking = False

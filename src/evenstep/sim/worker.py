@@ -34,11 +34,16 @@ class VirtualWorker:
         factors: The driving factors before the last reported iteration; 1 if its predictor uses none.
     """
 
+    # Thousands of workers take turns, so what each keeps in memory decides how fast a run is.
+    __slots__ = (
+        "_change_seconds", "_disturbance", "_fits", "_forecaster", "_iteration", "_memory", "_next_factors", "_sizes",
+        "_unit", "factors", "memory_model", "news", "number",
+    )  # fmt: skip
+
     def __init__(self, spec: ClusterWorker, number: int, scheme: Scheme, *, by_cost: bool) -> None:
         device = spec.device
         assert device is not None
         self.number = number
-        self._curve, self._disturbances = device.curve, spec.disturbances
         self._unit = " of average cost" if by_cost else ""
         memory = device.memory
         self._fits = device.largest_batch if memory is None else min(device.largest_batch, memory.largest_batch)
@@ -51,7 +56,7 @@ class VirtualWorker:
         self._forecaster = Narx() if scheme.load.uses_forecasts else None
         self._iteration = 0
         self._change_seconds = device.change_seconds
-        self._amounts: set[float] = set()
+        self._sizes: set[float] | None = set() if device.change_seconds else None
         self._disturbance = spec.disturbance()
         self.news = SlownessNews(self._disturbance, number)
         self.factors = self._next_factors = Factors()
@@ -75,13 +80,11 @@ class VirtualWorker:
         whole, self._iteration = 0.0, iteration
         for amount in amounts:
             # As in the runtime's emulation, the device and the disturbances see each micro-batch separately.
-            seconds = self._curve.seconds(amount)
-            for each in self._disturbances:
-                seconds = each.seconds(
-                    worker=self.number, iteration=iteration, batch_size=amount, natural_seconds=seconds
-                )
-            if self._change_seconds and amount not in self._amounts:
-                self._amounts.add(amount)
+            seconds = self._disturbance.seconds(
+                worker=self.number, iteration=iteration, batch_size=amount, natural_seconds=0.0
+            )
+            if self._sizes is not None and amount not in self._sizes:
+                self._sizes.add(amount)
                 seconds += self._change_seconds
             whole += seconds
         return whole

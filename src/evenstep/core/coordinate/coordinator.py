@@ -15,7 +15,7 @@ from evenstep.core.coordinate.worker import JoinedWorker, hand_out
 from evenstep.core.errors import ConfigError, ProtocolError
 from evenstep.core.groups import Regroup
 from evenstep.core.load.base import Load
-from evenstep.core.samples.claims import Claims
+from evenstep.core.samples.claims import Claim, Claims
 from evenstep.core.samples.pass_costs import PassCosts
 from evenstep.core.sync.base import Command, Commit, Push, Release, Sync
 from evenstep.core.sync.checked import sync_policy
@@ -62,8 +62,8 @@ class Coordinator:
         self._resting: dict[int, None] = {}  # In the order in which they asked.
         self._ended: set[int] = set()  # They rest and take no more samples, because their loops have ended.
         self._awaited = set(range(problem.workers))  # The workers that have neither begun nor left.
-        # Pushes to be committed by worker and iteration, each with the samples that its weights had seen.
-        self._pending: dict[tuple[int, int], tuple[Arrival, int]] = {}
+        # Pushes to be committed by worker and iteration, each with its claim and the samples that its weights had seen.
+        self._pending: dict[tuple[int, int], tuple[Arrival, Claim, int]] = {}
 
     def awaits(self, worker: int) -> bool:
         """True if this worker of the problem has neither joined nor been given up."""
@@ -144,7 +144,7 @@ class Coordinator:
         state = self._known(worker)
         older = state.older_than(claim)
         if older and self._in_step:
-            raise ProtocolError(f"worker {worker} pushed the claim {claim}, but holds {state.claims} of earlier slices")
+            raise ProtocolError(f"worker {worker} pushed the claim {claim}, but holds {state.held} of earlier slices")
         samples_seen = state.samples_seen(version)
         iteration = state.iteration + 1
         if self.sizes.failure is not None:
@@ -157,12 +157,12 @@ class Coordinator:
         state.waits = True
         if older:
             state.finish(self.claims, older)
-        del state.claims[0]
+        finished, state.claims = state.claims[0], state.claims[1:]
         self.sizes.observe(worker, arrival.row)
         if samples:
-            self._pending[worker, iteration] = arrival, samples_seen
+            self._pending[worker, iteration] = arrival, finished, samples_seen
         else:
-            self.claims.finish(worker, claim)
+            self.claims.finish(finished)
         commands = self._carry_out(decided, now)
         if self._resting or self._ended or not self.passes.inside:
             commands += self._go_on(now)
@@ -189,7 +189,7 @@ class Coordinator:
         """
         state = self._known(worker)
         if state.waits or (state.active and self._in_step) or not self.passes.is_inside(worker):
-            raise ProtocolError(f"worker {worker} may not rest: it is not in the pass, waits, or holds {state.claims}")
+            raise ProtocolError(f"worker {worker} may not rest: it is not in the pass, waits, or holds {state.held}")
         if done is not None:
             state.finish(self.claims, state.older_than(done) + 1)
         commands = self._deactivate(worker, now)
@@ -311,9 +311,8 @@ class Coordinator:
 
     def _finish(self, push: Push) -> tuple[PushKey, int, int]:
         """Count this push as committed; return its key, and the versions and samples that its weights had seen."""
-        worker = push.worker
-        arrival, samples_seen = self._pending.pop((worker, push.iteration))
-        self.claims.finish(worker, arrival.claim)
+        arrival, claim, samples_seen = self._pending.pop((push.worker, push.iteration))
+        self.claims.finish(claim)
         self.samples += arrival.samples
         return arrival.key, arrival.version, samples_seen
 
@@ -321,20 +320,21 @@ class Coordinator:
         worker, claims, state.fresh = state.rank, state.fresh, ()
         state.waits = False
         whole = over or not state.answered
-        state.answered.append((self.version, self.samples))
-        del state.answered[: -1 - state.ahead]
+        state.answered = (*state.answered, (self.version, self.samples))[-1 - state.ahead :]
         if over:
             self.passes.leave(worker)
         return Answer(worker, claims, over, whole, self.version, release)
 
     def state_dict(self) -> State:
         """The state from which a coordinator of the same scheme continues once its workers have joined again."""
+        unfinished = [claim for state in self._workers.values() for claim in state.claims]
+        unfinished += [claim for _, claim, _ in self._pending.values()]
         return {
             "version": self.version,
             "samples": self.samples,
             "pass": self.passes.number,
             "epoch": self.passes.epoch,
-            "claims": self.claims.state_dict(),
+            "claims": self.claims.state_dict(unfinished),
             "sizes": self.sizes.state_dict(),
             "sync": self._sync.state_dict(),
         }

@@ -1,7 +1,7 @@
 """A worker as the coordinator knows it, and how workers are given claims."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,7 +20,7 @@ class JoinedWorker:
         active: the sync policy has it, computing or held.
         waits: it has asked for something and has not been answered.
         ahead: number of claims that it wants besides the current one.
-        claims: numbers of the claims that it holds, oldest first.
+        claims: the claims that it holds, oldest first.
         fresh: the claims that its next answer will contain.
         answered: versions and samples committed at its latest answers, one for each claim that it may hold, oldest
             first; it computes on the weights of one of them.
@@ -32,28 +32,33 @@ class JoinedWorker:
     active: bool = False
     waits: bool = False
     ahead: int = 0
-    claims: list[int] = field(default_factory=list)
+    claims: tuple[Claim, ...] = ()
     fresh: tuple[Claim, ...] = ()
-    answered: list[tuple[int, int]] = field(default_factory=list)
+    answered: tuple[tuple[int, int], ...] = ()
     stopped_in: int | None = None
 
     def older_than(self, claim: int) -> int:
         """The number of its claims that are older than this one; ProtocolError if it does not hold it."""
-        try:
-            return self.claims.index(claim)
-        except ValueError:
-            raise ProtocolError(f"worker {self.rank} has finished the claim {claim}, but holds {self.claims}") from None
+        for older, held in enumerate(self.claims):
+            if held.number == claim:
+                return older
+        raise ProtocolError(f"worker {self.rank} has finished the claim {claim}, but holds {self.held}")
+
+    @property
+    def held(self) -> list[int]:
+        """The numbers of its claims."""
+        return [claim.number for claim in self.claims]
 
     def finish(self, claims: Claims, count: int) -> None:
         """Finish this many of its oldest claims."""
-        for number in self.claims[:count]:
-            claims.finish(self.rank, number)
-        del self.claims[:count]
+        for claim in self.claims[:count]:
+            claims.finish(claim)
+        self.claims = self.claims[count:]
 
     def give_back(self, claims: Claims) -> None:
         """Return all its claims."""
-        claims.give_back(self.rank, self.claims)
-        self.claims = []
+        claims.give_back(self.claims)
+        self.claims = ()
 
     def samples_seen(self, version: int) -> int:
         """The samples committed when the worker was given these weights; ProtocolError if it never was."""
@@ -71,16 +76,17 @@ def hand_out(wanting: Sequence[JoinedWorker], claims: Claims, sizes: Sizes, *, i
         slices = _slices([each.rank for each in wanting], claims, sizes) if in_step else None
         hungry: list[JoinedWorker] = []
         for worker in wanting:
-            rank, held = worker.rank, worker.claims
+            rank = worker.rank
             if slices is not None:
                 claim = slices[rank]
             else:
                 size, bounds = sizes.next_of(rank, claims.unclaimed), ANY if alike else sizes.bounds(rank)
-                claim = claims.take(rank, size, bounds)
+                claim = claims.take(size, bounds)
             if claim is not None:
-                held.append(claim.number)
-                worker.fresh += (claim,)
-            if len(held) <= worker.ahead:
+                given = (claim,)
+                worker.claims += given
+                worker.fresh += given
+            if len(worker.claims) <= worker.ahead:
                 hungry.append(worker)
         wanting = hungry
 
@@ -90,11 +96,11 @@ def _slices(ranks: Sequence[int], claims: Claims, sizes: Sizes) -> dict[int, Cla
     by_count = sizes.one_slice
     planned = sizes.slice_of(ranks, claims.left if by_count else claims.unclaimed)
     if claims.costs.alike:
-        return {rank: claims.take(rank, planned[rank]) for rank in ranks}
+        return {rank: claims.take(planned[rank]) for rank in ranks}
     given: dict[int, Claim | None] = dict.fromkeys(ranks)
     for members in sizes.together(ranks):
         own = np.array([planned.get(each, 0) for each in members], dtype=np.int64)
         if own.any() and claims.unclaimed:
             bounds = [sizes.bounds(each) for each in members]
-            given |= zip(members, claims.take_slice(members, own, bounds, by_count=by_count), strict=True)
+            given |= zip(members, claims.take_slice(own, bounds, by_count=by_count), strict=True)
     return given

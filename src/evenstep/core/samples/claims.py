@@ -7,7 +7,6 @@ from typing import Final, Self, cast, final
 import numpy as np
 from msgspec import Struct
 
-from evenstep.core.errors import ProtocolError
 from evenstep.core.samples.pass_costs import MAX_RANGES, ClaimBounds, PassCosts
 from evenstep.core.values import IntArray, State
 
@@ -34,7 +33,6 @@ class Claim(Struct, frozen=True, gc=False):
         return tuple(position for start, stop in self.ranges for position in range(start, stop))
 
 
-_UNKNOWN: Final = (-1, Claim(-1, (), 0))
 ANY: Final = ClaimBounds()
 
 
@@ -59,7 +57,6 @@ class Claims:
         self._next = 0
         self._number = 0
         self._returned: deque[Range] = deque()
-        self._open: dict[int, tuple[int, Claim]] = {}  # Worker and claim by number.
         self.weigh(PassCosts.unit(length) if costs is None else costs)
 
     def weigh(self, costs: PassCosts) -> None:
@@ -72,7 +69,7 @@ class Claims:
         """True if every position is finished."""
         return self.finished == self.length
 
-    def take(self, worker: int, size: int, bounds: ClaimBounds = ANY) -> Claim | None:
+    def take(self, size: int, bounds: ClaimBounds = ANY) -> Claim | None:
         """Claim the next positions that cost about as much as `size` average samples; None if none is left to claim.
 
         If all positions cost alike, the claim has exactly `size` of them while there are enough. Otherwise it costs at
@@ -87,7 +84,7 @@ class Claims:
             size = min(size, length - start)
             self._next = stop = start + size
             self.unclaimed = self._cost = length - stop
-            return self._claim(worker, ((start, stop),), size)
+            return self._claim(((start, stop),), size)
         ranges = self._gather(size * costs.mean, bounds, pieces=MAX_RANGES)
         count, spent = _count(ranges), self._cost_of(ranges)
         pieces = self._pieces()
@@ -96,16 +93,13 @@ class Claims:
             if self._cost_of(pieces) <= left:
                 for piece in self._gather(None, ANY):
                     _append(ranges, piece)
-        return self._claim(worker, tuple(ranges), _count(ranges))
+        return self._claim(tuple(ranges), _count(ranges))
 
-    def take_slice(
-        self, workers: Sequence[int], sizes: IntArray, bounds: Sequence[ClaimBounds], *, by_count: bool
-    ) -> list[Claim | None]:
+    def take_slice(self, sizes: IntArray, bounds: Sequence[ClaimBounds], *, by_count: bool) -> list[Claim | None]:
         """Claims of workers that compute together on the next positions, with costs in proportion to their sizes.
 
         Args:
-            workers: Their ranks.
-            sizes: The planned size of each, int64 of shape [workers], in average samples; not all are 0.
+            sizes: The planned size of each worker, int64 of shape [workers], in average samples; not all are 0.
             bounds: The bounds of each worker's claim.
             by_count: Whether the slice has as many positions as the sizes' sum, whatever they cost, if all find room.
                 If not, it costs about as much as the sizes.
@@ -119,11 +113,11 @@ class Claims:
         positions = np.concatenate([np.arange(start, stop) for start, stop in ranges])
         owners = costs.owners(positions, sizes, bounds)
         claims: list[Claim | None] = []
-        for place, worker in enumerate(workers):
+        for place in range(len(sizes)):
             own: list[Range] = []
             for position in positions[owners == place].tolist():
                 _append(own, (position, position + 1))
-            claims.append(self._claim(worker, tuple(own), _count(own)) if own else None)
+            claims.append(self._claim(tuple(own), _count(own)) if own else None)
         return claims
 
     @property
@@ -169,21 +163,18 @@ class Claims:
     def _count_cost(self, cost: int) -> None:
         self._cost, self.unclaimed = cost, -(-cost // self.costs.mean)
 
-    def _claim(self, worker: int, ranges: tuple[Range, ...], samples: int) -> Claim:
+    def _claim(self, ranges: tuple[Range, ...], samples: int) -> Claim:
         number = self._number
-        claim = Claim(number, ranges, samples)
-        self._open[number] = worker, claim
         self._number = number + 1
-        return claim
+        return Claim(number, ranges, samples)
 
-    def finish(self, worker: int, number: int) -> None:
-        """The worker's claim is in the parameters; ProtocolError if it does not hold this claim."""
-        self.finished += self._close(worker, number).samples
+    def finish(self, claim: Claim) -> None:
+        """This claim, which was open, is in the parameters."""
+        self.finished += claim.samples
 
-    def give_back(self, worker: int, numbers: Iterable[int]) -> None:
-        """Return open claims of the worker; ProtocolError if it does not hold them."""
-        for number in numbers:
-            claim = self._close(worker, number)
+    def give_back(self, claims: Iterable[Claim]) -> None:
+        """Return these claims, which were open."""
+        for claim in claims:
             self._returned.extend(claim.ranges)
             self._count_cost(self._cost + self._cost_of(claim.ranges))
         if not self.costs.alike:  # A slice's claims consist of many pieces: join them to as few as possible.
@@ -192,16 +183,9 @@ class Claims:
                 _append(joined, piece)
             self._returned = deque(joined)
 
-    def _close(self, worker: int, number: int) -> Claim:
-        holder, claim = self._open.get(number, _UNKNOWN)
-        if holder != worker:
-            raise ProtocolError(f"worker {worker} has finished the claim {number}, which it does not hold")
-        del self._open[number]
-        return claim
-
-    def state_dict(self) -> State:
-        """The unfinished positions; open claims count as given back, since no worker holds them after a restart."""
-        pieces = [*self._returned, *(piece for _, claim in self._open.values() for piece in claim.ranges)]
+    def state_dict(self, unfinished: Iterable[Claim]) -> State:
+        """The unfinished positions; open claims, which are given, count as returned: a restart leaves no holder."""
+        pieces = [*self._returned, *(piece for claim in unfinished for piece in claim.ranges)]
         return {
             "length": self.length,
             "next": self._next,
@@ -215,7 +199,6 @@ class Claims:
         self._next = cast("int", state["next"])
         self._number = cast("int", state["number"])
         self._returned = deque((start, stop) for start, stop in cast("list[Range]", state["returned"]))
-        self._open = {}
         self.finished = self.length - self.left
         self.weigh(PassCosts.unit(self.length))
 
