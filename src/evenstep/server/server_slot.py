@@ -11,7 +11,7 @@ import torch
 from evenstep.protocol.encoding import encode, sequence_of
 from evenstep.protocol.messages import Refusal
 from evenstep.server.uplink import VirtualConnection
-from evenstep.tensors.messages import memory_of
+from evenstep.tensors.messages import memory_of, zeros
 from evenstep.tensors.narrow import NarrowMessages
 from evenstep.transport.base import Connection, ConnectionLostError
 from evenstep.transport.segment import Segment
@@ -57,7 +57,7 @@ class ServerSlot:
         if self._uplink is not None:
             both = torch.empty(0, dtype=torch.uint8)
         elif self.segment is None:
-            both = torch.zeros(2 * nbytes, dtype=torch.uint8)
+            both = zeros(2 * nbytes)
         else:
             # Through NumPy, whose arrays keep the mapping alive: staged gradients must outlive the slot.
             both = torch.from_numpy(np.frombuffer(self.segment.view, dtype=np.uint8))

@@ -13,7 +13,7 @@ from evenstep.protocol.layout import ShardLayout
 from evenstep.protocol.optimizer import Options, State
 from evenstep.server.shard.sums import add_up, moved_on, squared_norm
 from evenstep.server.shard.updates import UpdateRule, step_of
-from evenstep.tensors.messages import all_finite, as_message, flat_views, parameter_views
+from evenstep.tensors.messages import all_finite, as_message, flat_views, parameter_views, zeros
 
 
 @final
@@ -55,7 +55,7 @@ class Shard:
             raise ConfigError(
                 f"the layout has a group {layout.blocks[-1].group}: describe all {self._groups} groups in it"
             )
-        self._weights = torch.zeros(layout.nbytes, dtype=torch.uint8)
+        self._weights = zeros(layout.nbytes)
         self._flats = flat_views(layout, self._weights)
         self._parameters = [torch.nn.Parameter(each) for each in parameter_views(layout, self._weights)]
         self._run([{} for _ in self._parameters])
