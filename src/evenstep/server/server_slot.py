@@ -93,7 +93,7 @@ class ServerSlot:
             self._difference = self.narrow.approach(self.weights, goal)
             return True
         if self._uplink is not None:
-            self.weights, new = self._uplink.weights(which, read, lies)
+            self.weights, new = self._uplink.weights(which, read)
             return new
         self.weights = self._own if lies is None or self.narrow is not None or not self.travels else lies
         if self.weights is self._own:

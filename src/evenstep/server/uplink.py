@@ -120,17 +120,13 @@ class Uplink:
         for number in list(self._lines):
             self._end(group_messages.LineEnded(line=number))
 
-    def weights(
-        self, which: tuple[float, ...], read: Callable[[torch.Tensor], None], lies: torch.Tensor | None
-    ) -> tuple[torch.Tensor, bool]:
-        """Return a message of these weights, and whether it is new here: `lies`, or else what `read` writes."""
+    def weights(self, which: tuple[float, ...], read: Callable[[torch.Tensor], None]) -> tuple[torch.Tensor, bool]:
+        """Return a message of these weights, and whether `read` has written it now, as they are not the latest."""
         new = which != self._which
         if new:
-            self._which = which
-            if lies is None:
-                # New memory, since the former message may still be in the send queue.
-                read(lies := zeros(self._shard_state.nbytes))
-            self._latest = lies
+            # New memory, since the former message may still be in the send queue.
+            self._which, self._latest = which, zeros(self._shard_state.nbytes)
+            read(self._latest)
             self._unsent = [memory_of(self._latest)]
         return self._latest, new
 
