@@ -15,7 +15,7 @@ from contestants import bare_sockets, evenstep, memory_copy, native, ps_lite
 from contestants.case import Case
 from harness import environments, record
 
-LARGE = [(25_000_000, 1), (25_000_000, 4), (100_000_000, 1), (100_000_000, 4)]
+LARGE = [(size, workers) for size in (25_000_000, 100_000_000) for workers in (1, 4, 8)]
 SMALL = [(100_000, 1), (100_000, 4)]
 """Bytes of the model and workers: of the first, megabytes count, of the second, exchanges."""
 SOCKETS = (

@@ -64,6 +64,18 @@ class CountsInItsGroup(Signs):
         return direction
 
 
+class KeepsMemory(Signs):
+    """It writes to where each parameter lay at first."""
+
+    def __init__(self, params, lr=0.01, betas=(0.9, 0.99), weight_decay=0.0):
+        super().__init__(params, lr, betas, weight_decay)
+        self.first = {}
+
+    def update(self, parameter, direction, state, group):
+        self.first.setdefault(parameter, parameter.data).sub_(direction.sign(), alpha=group["lr"])
+        return torch.zeros_like(parameter)
+
+
 class WithoutRate(Signs):
     def update(self, parameter, direction, state, group):
         return direction.sign() / group["lr"] * 0.01

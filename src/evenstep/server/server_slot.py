@@ -11,7 +11,7 @@ import torch
 from evenstep.protocol.encoding import encode, sequence_of
 from evenstep.protocol.messages import Refusal
 from evenstep.server.uplink import VirtualConnection
-from evenstep.tensors.messages import memory_of
+from evenstep.tensors.messages import memory_of, zeros
 from evenstep.tensors.narrow import NarrowMessages
 from evenstep.transport.base import Connection, ConnectionLostError
 from evenstep.transport.segment import Segment
@@ -57,20 +57,29 @@ class ServerSlot:
         if self._uplink is not None:
             both = torch.empty(0, dtype=torch.uint8)
         elif self.segment is None:
-            both = torch.zeros(2 * nbytes, dtype=torch.uint8)
+            both = zeros(2 * nbytes)
         else:
             # Through NumPy, whose arrays keep the mapping alive: staged gradients must outlive the slot.
             both = torch.from_numpy(np.frombuffer(self.segment.view, dtype=np.uint8))
         self.gradients, self.weights = both[:nbytes], both[nbytes:]
+        self._own = self.weights
         self._difference: torch.Tensor | None = None
         """The change that the latest answer sends instead of the weights."""
         self._answer: tuple[bytes, bool] | None = None
         self._send_queue: queue.SimpleQueue[tuple[bytes, bool] | None] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
 
-    def give(self, which: tuple[float, ...], read: Callable[[torch.Tensor], None], *, rounds: bool) -> bool:
+    def give(
+        self,
+        which: tuple[float, ...],
+        read: Callable[[torch.Tensor], None],
+        lies: torch.Tensor | None,
+        *,
+        rounds: bool,
+    ) -> bool:
         """Prepare weights for the worker; `read` writes them into a message. `which`: their version and look-ahead.
 
+        Where they travel, they are sent from the message `lies`, if there is one, which must not change meanwhile.
         If it `rounds`, on a narrow wire, the difference from the weights that the worker has travels. They then move by
         what travels, so that the next difference has what rounding has left out.
 
@@ -83,11 +92,13 @@ class ServerSlot:
             read(goal)
             self._difference = self.narrow.approach(self.weights, goal)
             return True
-        if self._uplink is None:
+        if self._uplink is not None:
+            self.weights, new = self._uplink.weights(which, read)
+            return new
+        self.weights = self._own if lies is None or self.narrow is not None or not self.travels else lies
+        if self.weights is self._own:
             read(self.weights)
-            return True
-        self.weights, new = self._uplink.weights(which, read)
-        return new
+        return True
 
     def changed_sizes(self, sizes: Mapping[int, int], workers: int) -> tuple[int, ...] | None:
         """Return the batch sizes of all workers; None if the worker was last sent the same."""
@@ -143,7 +154,7 @@ class ServerSlot:
         if self.segment is not None:
             self.segment.close()
         # Remaining references to this slot then hold no memory.
-        self.gradients = self.weights = torch.empty(0, dtype=torch.uint8)
+        self.gradients = self.weights = self._own = torch.empty(0, dtype=torch.uint8)
         self.views = self._difference = None
 
     def _send_all(self) -> None:

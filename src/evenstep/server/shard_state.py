@@ -4,7 +4,7 @@ On shard 0 the primary calls it. On the other shards the same calls come from sh
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any, Final, final
 
 from evenstep.core.coordinate import PushKey
@@ -55,6 +55,8 @@ class ShardState:
         self.led = False
         self._encoded = b""
         self._shard: Shard | None = None
+        self._former: list[MessageViews] = []
+        """Messages in which the weights have lain."""
         self._staged: dict[PushKey, MessageViews] = {}
         self._operations: Final[dict[type, Callable[[Any], object]]] = {
             commands.ShardAnswer: self.answer,
@@ -217,6 +219,7 @@ class ShardState:
         """
         gradients = self._gradients(command.pushes)
         stale = self._computed_on(command.pushes[0][0]) if any(command.compensation) else None
+        self._leave_sent(() if stale is not None else {key[:2] for key, _ in command.pushes})
         self.shard.commit(
             gradients,
             command.options,
@@ -230,6 +233,14 @@ class ShardState:
         self.version += 1
         self.commits += 1
         self.moved += len(gradients) * self._part
+
+    def _leave_sent(self, arrived: Container[tuple[int, int]]) -> None:
+        """Move the weights if they are a worker's too. Its message may still be on its way, unless it has `arrived`."""
+        own = {id(slot.weights) for slot in self.slots.values() if (slot.worker, slot.incarnation) not in arrived}
+        if id(self.shard.weights) in own:
+            free = next((each for each in self._former if id(each.message) not in own), None)
+            self._former = [each for each in self._former if each is not free]
+            self._former.append(self.shard.leave(free))
 
     def _computed_on(self, key: PushKey) -> "torch.Tensor | None":
         """Return the weights that the worker had (or newer ones, if exchanges overlap); None if they are not here."""
@@ -257,7 +268,12 @@ class ShardState:
         narrow = weights and not command.whole and self.narrow is not None
         if weights:
             which = (self.version, *ahead)
-            moved = slot.give(which, lambda message: self.shard.read_weights(message, ahead), rounds=narrow)
+            moved = slot.give(
+                which,
+                lambda message: self.shard.read_weights(message, ahead),
+                self.shard.weights if not any(ahead) else None,
+                rounds=narrow,
+            )
             self.moved += moved * (self._part if narrow else 1.0)
         reply = NumberedReply(
             sequence=command.sequence, weights=weights, version=self.version, narrow=narrow, body=body

@@ -15,7 +15,7 @@ from evenstep.core.errors import ProtocolError
 from evenstep.protocol import group_messages
 from evenstep.protocol.encoding import decode
 from evenstep.server.send_queue import SendQueue
-from evenstep.tensors.messages import memory_of
+from evenstep.tensors.messages import memory_of, zeros
 from evenstep.transport.base import Connection, ConnectionLostError, Message
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Uplink:
         new = which != self._which
         if new:
             # New memory, since the former message may still be in the send queue.
-            self._which, self._latest = which, torch.empty(self._shard_state.nbytes, dtype=torch.uint8)
+            self._which, self._latest = which, zeros(self._shard_state.nbytes)
             read(self._latest)
             self._unsent = [memory_of(self._latest)]
         return self._latest, new
@@ -159,7 +159,7 @@ class Uplink:
         if sum(said.lengths) > MAX_REQUEST_BYTES or gradient_bytes not in (0, self._shard_state.nbytes):
             raise ConnectionLostError(f"a payload of {message.payload_bytes} bytes is not the push of a group")
         requests = [bytearray(length) for length in said.lengths]
-        gradients = torch.empty(gradient_bytes, dtype=torch.uint8)
+        gradients = zeros(gradient_bytes)
         known = [self._lines[line] for line in said.lines if line in self._lines]
         everyone = [line for line, _ in self._lines.values()]
         self._receiving(everyone, True)

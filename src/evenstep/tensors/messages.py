@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import Final, cast
 
+import numpy as np
 import torch
 
 from evenstep.protocol.layout import ParameterSpec, ShardLayout
@@ -13,6 +14,11 @@ DTYPES: Final = MappingProxyType(
     {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 )
 """PyTorch's dtype for each name in `protocol.layout`."""
+
+
+def zeros(nbytes: int) -> torch.Tensor:
+    """Make a message of zeros: through NumPy, which asks the system for large pages, as torch does not."""
+    return torch.from_numpy(np.zeros(nbytes, dtype=np.uint8))
 
 
 def as_message(layout: ShardLayout, buffer: torch.Tensor | memoryview) -> torch.Tensor:

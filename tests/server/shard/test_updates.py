@@ -79,6 +79,7 @@ def test_a_users_class_runs_where_it_is_allowed_by_name():
         (own_optimizers.Lists, "its state 'means' (list) is neither a tensor nor a number"),
         (own_optimizers.CountsInItself, "it keeps more than optimizer.state holds, or draws numbers"),
         (own_optimizers.CountsInItsGroup, "it keeps more than optimizer.state holds, or draws numbers"),
+        (own_optimizers.KeepsMemory, "it keeps more than optimizer.state holds, or draws numbers"),
         (own_optimizers.WithoutRate, "its step does not scale with its learning rate"),
         (
             own_optimizers.HidesAnArgument,

@@ -23,7 +23,7 @@ from evenstep.server.group.member import GroupMember
 from evenstep.server.send_queue import SendQueue
 from evenstep.server.session import MAX_STATES
 from evenstep.server.shard.sums import combined
-from evenstep.tensors.messages import memory_of
+from evenstep.tensors.messages import memory_of, zeros
 from evenstep.transport.base import Connection, ConnectionLostError, Message, SilentError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Parent:
     def receive_weights(self, message: Message) -> None:
         """Receive the payload of this message as the latest weights."""
         if message.payload_bytes != self.weights.numel():
-            self.weights = torch.empty(message.payload_bytes, dtype=torch.uint8)
+            self.weights = zeros(message.payload_bytes)
         self.connection.receive_payload(memory_of(self.weights))
 
     def send_together(self, members: Sequence[GroupMember], number: int, gradients: torch.Tensor) -> None:

@@ -102,6 +102,7 @@ class _Trial:
             if checked:
                 self._restart()
                 self._step(self._restarted, gradients)
+            self._plain.leave(None)  # As between commits: an optimizer may not keep where the weights lie.
             self._step(self._plain, gradients)
             self._step(self._changed, [1 - 1000 * each if at % 2 else each for at, each in enumerate(gradients)])
             if checked:

@@ -13,16 +13,17 @@ from evenstep.protocol.layout import ShardLayout
 from evenstep.protocol.optimizer import Options, State
 from evenstep.server.shard.sums import add_up, moved_on, squared_norm
 from evenstep.server.shard.updates import UpdateRule, step_of
-from evenstep.tensors.messages import all_finite, as_message, flat_views, parameter_views
+from evenstep.tensors.messages import all_finite, as_message, flat_views, parameter_views, zeros
 
 
 @final
 class MessageViews:
     """Views of a message: a vector for each block, and a tensor for each parameter."""
 
-    __slots__ = ("flats", "parameters")
+    __slots__ = ("flats", "message", "parameters")
 
     def __init__(self, layout: ShardLayout, message: torch.Tensor | memoryview) -> None:
+        self.message = as_message(layout, message)
         self.flats = flat_views(layout, message)
         self.parameters = parameter_views(layout, message)
 
@@ -55,14 +56,26 @@ class Shard:
             raise ConfigError(
                 f"the layout has a group {layout.blocks[-1].group}: describe all {self._groups} groups in it"
             )
-        self._weights = torch.zeros(layout.nbytes, dtype=torch.uint8)
-        self._flats = flat_views(layout, self._weights)
-        self._parameters = [torch.nn.Parameter(each) for each in parameter_views(layout, self._weights)]
+        self._lie = MessageViews(layout, zeros(layout.nbytes))
+        self._parameters = [torch.nn.Parameter(each) for each in self._lie.parameters]
         self._run([{} for _ in self._parameters])
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """The message that the weights lie in; commits change it."""
+        return self._lie.message
+
+    def leave(self, into: "MessageViews | None") -> "MessageViews":
+        """Move the weights into another message, a new one if None; return the former, which keeps what it holds."""
+        former, self._lie = self._lie, into or MessageViews(self.layout, zeros(self.layout.nbytes))
+        self._lie.message.copy_(former.message)
+        for parameter, view in zip(self._parameters, self._lie.parameters, strict=True):
+            parameter.data = view
+        return former
 
     def initialise(self, weights: torch.Tensor | memoryview) -> None:
         """Copy the weights from a message."""
-        self._weights.copy_(as_message(self.layout, weights))
+        self.weights.copy_(as_message(self.layout, weights))
 
     @torch.no_grad()
     def read_weights(self, into: torch.Tensor | memoryview, ahead: Sequence[float] = ()) -> None:
@@ -71,7 +84,7 @@ class Shard:
         `ahead`, one number for each group of the run, moves them along the momentum (`core.sync.rate.look_ahead`).
         """
         if not any(ahead):
-            as_message(self.layout, into).copy_(self._weights)
+            as_message(self.layout, into).copy_(self.weights)
             return
         options, states, views = self.options(), self._states(), parameter_views(self.layout, into)
         for spec, weights, state, out in zip(self.layout.parameters, self._parameters, states, views, strict=True):
@@ -79,7 +92,7 @@ class Shard:
 
     def finite(self) -> bool:
         """True if no weight is NaN or infinite. Needs no further memory."""
-        return all_finite(self._flats)
+        return all_finite(self._lie.flats)
 
     def check_options(self, options: Sequence[Options]) -> None:
         """Check that these options, one mapping for each group of the run, can be set between two commits.
@@ -136,7 +149,7 @@ class Shard:
         correct = self._compensate(stale, compensation) if stale is not None and any(compensation) else None
         add_up(self.layout, [(each.flats, weight) for each, weight in messages], total.flats, factors, correct)
         if any(direct):
-            for block, weights, flat in zip(self.layout.blocks, self._flats, total.flats, strict=True):
+            for block, weights, flat in zip(self.layout.blocks, self._lie.flats, total.flats, strict=True):
                 weights.add_(flat, alpha=-direct[block.group])
         self._step(total.parameters)
 
@@ -174,7 +187,7 @@ class Shard:
         """For `torch.save`, and `torch.load` with `weights_only`. The tensors are the shard's: save before a commit."""
         return {
             "layout": self.layout.fingerprint,
-            "weights": self._weights,
+            "weights": self.weights,
             "states": [dict(state) for state in self._states()],
             "options": self.options(),
         }
@@ -241,7 +254,7 @@ class Shard:
         def correct(total: torch.Tensor, block: int, own: slice) -> None:
             value = compensation[self.layout.blocks[block].group]
             if value:
-                moved = torch.sub(self._flats[block][own].to(total.dtype), then[block][own].to(total.dtype))
+                moved = torch.sub(self._lie.flats[block][own].to(total.dtype), then[block][own].to(total.dtype))
                 total.addcmul_(total.abs(), moved, value=value)
 
         return correct

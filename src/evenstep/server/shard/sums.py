@@ -11,7 +11,7 @@ import torch
 
 from evenstep.protocol.layout import ShardLayout
 from evenstep.protocol.optimizer import Options, State
-from evenstep.tensors.messages import flat_views, norm_of
+from evenstep.tensors.messages import flat_views, norm_of, zeros
 
 Parts: TypeAlias = Sequence[tuple[Sequence[torch.Tensor], float]]
 """Messages, each as one vector per block, and their weights; at least one."""
@@ -52,7 +52,7 @@ def add_up(
 @torch.no_grad()
 def combined(layout: ShardLayout, messages: Sequence[tuple[torch.Tensor, float]]) -> torch.Tensor:
     """Return the weighted sum of at least one message, as a message."""
-    whole = torch.empty(layout.nbytes, dtype=torch.uint8)
+    whole = zeros(layout.nbytes)
     add_up(layout, [(flat_views(layout, each), weight) for each, weight in messages], flat_views(layout, whole))
     return whole
 
