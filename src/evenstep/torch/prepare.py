@@ -17,7 +17,6 @@ from evenstep.torch.costs import Cost
 from evenstep.torch.data.loader import PreparedLoader
 from evenstep.torch.engines.collective import CommHook
 from evenstep.torch.engines.weighting import Weights
-from evenstep.torch.request import SessionOptions
 from evenstep.torch.session import Session
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...])
@@ -116,23 +115,36 @@ def prepare(
         DisagreementError: The workers were started with different schemes, versions or data.
         WorkerLostError: Not all workers came within the timeout; the message names the missing ones.
     """
-    given = locals()
-    options = {name: given[name] for name in ("scheme", *SessionOptions.__annotations__)}
+    options: dict[str, Any] = {
+        "scheme": scheme,
+        "global_batch_size": global_batch_size,
+        "batch_sizes": batch_sizes,
+        "seed": seed,
+        "run_dir": run_dir,
+        "emulate": emulate,
+        "process_group": process_group,
+        "mesh": mesh,
+        "data_dims": data_dims,
+        "empty": empty,
+        "partition": partition,
+        "uneven": uneven,
+        "weights": weights,
+        "accumulation": accumulation,
+    }
     launched = LaunchSettings.from_environment(os.environ)
     models, optimizers = _each(model), _each(optimizer)
     session: Any
     if launched.elastic is not None:
         from evenstep.torch.elastic.replica import session_of  # torchft is an extra.
 
-        del options["timeout"]
         options |= {"comm_hook": comm_hook, "cost": cost}
         session, hooked, costs = session_of(models[0], launched, timeout, options), {}, {}
     else:
-        session, hooked, costs = Session(**options), {"comm_hook": comm_hook}, {"cost": cost}
+        session, hooked, costs = Session(timeout=timeout, **options), {"comm_hook": comm_hook}, {"cost": cost}
     prepared = tuple(session.model(each, **hooked) for each in models)
     stepping = tuple(session.optimizer(each) for each in optimizers)
-    listed = () if schedulers is None else tuple(schedulers) if isinstance(schedulers, list) else _each(schedulers)
-    for scheduler in listed:
+    given = () if schedulers is None else tuple(schedulers) if isinstance(schedulers, list) else _each(schedulers)
+    for scheduler in given:
         session.scheduler(scheduler)
     handing_out = session.loader(loader, **costs)
     if isinstance(session, Session):
