@@ -32,7 +32,7 @@ LASTING_CHILDREN = ("multiprocessing.forkserver import main", "resource_tracker 
 # pytest's own, and those that libraries set once for the process: scikit-learn and JAX when they are imported, DDP at
 # its first model.
 LASTING_VARIABLES = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_", "TF_", "TPU_")
-GRACE_SECONDS = 2.0
+GRACE_SECONDS = 20.0
 
 TESTS = Path(__file__).parent
 GROUPS = {}

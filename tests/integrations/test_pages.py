@@ -39,7 +39,7 @@ def printed(page, folder, launcher, *words):
     for much, less in LESS[page].items():
         assert much in text
         text = text.replace(much, less)
-    (folder / "train.py").write_text(text)
+    (folder / "train.py").write_text("import support.lean_torch\n" + text)
     environment = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     with Started(within, folder, launcher, *words, "train.py", environment=environment) as process:
         out, error = process.communicate()

@@ -107,7 +107,8 @@ def attempt(habit, run, options):
     def prepare(model, optimizer, loader, **more):
         if isinstance(options.get("cost"), evenstep.Padded):
             loader.collate_fn = training.stacked
-        prepared = evenstep.prepare(model, optimizer, loader, seed=run.seed, timeout=60.0, **options, **more)
+        given = {"seed": run.seed, "timeout": 60.0, **options, **more}
+        prepared = evenstep.prepare(model, optimizer, loader, **given)
         loaders.append(prepared[2])
         return prepared
 

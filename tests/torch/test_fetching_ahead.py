@@ -15,10 +15,12 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("habits")]
 
 # 3 workers x 5 = 15 a slice. A last slice of 2 leaves a worker with nothing; copies of batches are told by lengths.
 SHORT, WHOLE = Run(samples=77, epochs=2), Run(samples=75, epochs=2)
-UNEVEN = "sizes that always change"
+UNEVEN, IMPATIENT = "sizes that always change", "workers that wait for others for 20 s"
+SCRIPTED = Scheme(name="scripted", load=Scripted(seed=11))
 SCHEMES = {
     "bsp": {"scheme": "bsp"},
-    UNEVEN: {"scheme": Scheme(name="scripted", load=Scripted(seed=11))},
+    UNEVEN: {"scheme": SCRIPTED},
+    IMPATIENT: {"scheme": SCRIPTED, "timeout": 20.0},
     "local-sgd": {"scheme": "local-sgd:period=1"},
 }
 CASES = [
@@ -53,7 +55,7 @@ def run_all(cases, schemes):
 
 @pytest.fixture(scope="module")
 def found():
-    mistakes = [("sizes that always change", habit, SHORT) for habit in MISTAKES]
+    mistakes = [(IMPATIENT, habit, SHORT) for habit in MISTAKES]
     return results(run_workers(run_all, habits.WORKERS, CASES + UNCERTAIN + mistakes, SCHEMES))
 
 
@@ -79,6 +81,6 @@ def test_what_a_worker_cannot_tell_is_exact_or_an_error(found, scheme, habit, ru
 
 @pytest.mark.parametrize(("mistake", "sentence"), MISTAKES.items(), ids=lambda part: getattr(part, "__name__", ""))
 def test_what_would_be_weighed_wrongly_is_refused(found, mistake, sentence):
-    said = [value["sizes that always change", mistake.__name__] for value in found]
+    said = [value[IMPATIENT, mistake.__name__] for value in found]
     assert all(isinstance(each, str) for each in said)
     assert any(sentence in each for each in said), said
