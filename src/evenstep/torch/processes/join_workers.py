@@ -4,6 +4,7 @@ import atexit
 import gc
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -24,13 +25,6 @@ from evenstep.torch.processes.workers import Workers, new_group, place_of
 
 NAMING_SECONDS: Final = 2.0
 """The time that the survivors of a failed collective have to find out which worker is missing."""
-
-_LAST_SECONDS: Final = 0.05
-"""The time that Gloo's threads get at the end of the process to drop what they hold.
-
-A thread that needs the interpreter for that when it has ended kills the process: `terminate called without an active
-exception` (Python before 3.14).
-"""
 
 # A forked process, such as a data worker, never collects what existed before it. That may hold the connections of a
 # closed run, in a cycle. Gloo closes a connection with its threads, which a fork does not have, and on the parent's
@@ -90,8 +84,8 @@ def join_workers(
     host_group, device_group = _connect(make, device, store, count, limit)
     if count == 1:
         return alone
-    atexit.unregister(_await_gloo)  # Once is enough for all runs of a process.
-    atexit.register(_await_gloo)
+    atexit.unregister(await_gloo)  # Once is enough for all runs of a process.
+    atexit.register(await_gloo)
     return Workers(
         rank=rank,
         count=count,
@@ -109,8 +103,20 @@ def join_workers(
     )
 
 
-def _await_gloo() -> None:
-    time.sleep(_LAST_SECONDS)
+def await_gloo(seconds: float = 1.0) -> None:
+    """Let Gloo's threads drop what they hold, for at most these seconds: on a busy machine they wait for a processor.
+
+    A thread that needs the interpreter for that when it has ended kills the process: `terminate called without an
+    active exception` (Python before 3.14).
+    """
+    until, own = time.monotonic() + seconds, str(threading.get_native_id())
+    runs = True
+    while runs and time.monotonic() < until:
+        time.sleep(0.05)
+        runs = False
+        with suppress(OSError):  # A thread may end meanwhile.
+            others = (each / "stat" for each in Path("/proc/self/task").iterdir() if each.name != own)
+            runs = any(each.read_text().rpartition(")")[2].split()[0] == "R" for each in others)
 
 
 def _machine() -> str:
