@@ -184,6 +184,10 @@ class Engine(ABC):
         self.hand_outs.ask()
         self._loop_over, self._all_done = True, self.hand_outs.done
 
+    def redivided(self) -> Share | None:
+        """Return this worker's share of the present slice if that was divided anew since the last batch; else None."""
+        return None
+
     def leave_loop(self) -> None:
         """Called when the script has left the epoch, at its end or before."""
         self.looped = None
@@ -359,8 +363,18 @@ class Engine(ABC):
             EvenstepError: A collective failed; it names the missing worker.
         """
         self.require_common_place()
+        with self.waiting(seen or self.tracker.activity.waiting()):
+            yield
+
+    @contextmanager
+    def waiting(self, seen: AbstractContextManager[None]) -> Iterator[None]:
+        """The same at a place that evenstep chose, between micro-batches too.
+
+        Raises:
+            EvenstepError: A collective failed; it names the missing worker.
+        """
         try:
-            with self.tracker.interrupted(), seen or self.tracker.activity.waiting():
+            with self.tracker.interrupted(), seen:
                 yield
         except RuntimeError as error:
             raise self.explained(error) from error
