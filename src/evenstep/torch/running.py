@@ -114,7 +114,7 @@ class Running:
         self._hooks += [each.register_step_pre_hook(self._checks.before_step) for each in optimizers]
         if (after_step := getattr(engine, "after_step", None)) is not None:
             self._hooks += [each.register_step_post_hook(after_step) for each in optimizers]
-        if engine.workers.count > 1:
+        if engine.workers.count > 1 or engine.replaces_weights:
             self._hooks.append(register_optimizer_step_pre_hook(self._checks.hook_of_others()))
         for wrapped in prepared:
             if isinstance(wrapped, ServedOptimizer):

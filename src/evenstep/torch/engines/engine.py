@@ -57,6 +57,8 @@ class Engine(ABC):
         self._all_done = False
         self.uncounted = 0
         """The iterations handed out last that do not count, as a member was lost in their step; they come again."""
+        self.replaces_weights = False
+        """Whether weights that another optimizer than the prepared one changes are lost, as servers have theirs."""
         self.accumulates = False
         """Whether an iteration may consist of several micro-batches."""
         self.window = Window()
