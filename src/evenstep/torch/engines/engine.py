@@ -76,6 +76,8 @@ class Engine(ABC):
         self._mixed = False
         self._stepped_outside: set[int] | None = None
         """The optimizers that stepped since the script left a loop before its end; None inside a loop."""
+        self._left_open: HandedOut | None = None
+        """The last batch of a period that ended, with the next forward pass, before its backward: it may be skipped."""
         self._strayed = False
         """Whether a forward pass computed no batch of the loader."""
         self.own: OwnData | None = None
@@ -291,6 +293,11 @@ class Engine(ABC):
             self._scale.loss_begins()
 
     def _backward_begins(self, model: int, batch: HandedOut, _: torch.Tensor | None) -> None:
+        if batch is self._left_open:
+            raise ConfigError(
+                "the backward of the last batch of a period came after the forward pass of the next batch, with which"
+                " the period had ended: run the backward of a batch before the forward pass of the next"
+            )
         batch.open, batch.backward = False, True
         if self._keeps_out is not None and not batch.piece.samples:
             self._keeps_out()

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 
 from evenstep.core.activity import Doing
-from evenstep.core.errors import ConfigError
 from evenstep.core.fragments import cut_into_fragments, due_fragments, leaving_fragments, weights_of
 from evenstep.core.samples import Share
 from evenstep.schemes import Scheme
@@ -89,6 +88,8 @@ class LocalEngine(Engine):
         self._count = 0.0
         self._weighed = False
         self._in_hand = False
+        self._fetches_ahead: bool | None = None
+        """Whether the script fetches batches before it has stepped on the last one; None before the first step."""
         self._stepped: set[int] = set()
         if workers.device_group is not None:
             # As under DistributedDataParallel, all workers start from the model of worker 0.
@@ -106,11 +107,8 @@ class LocalEngine(Engine):
 
     def batch_ends(self) -> None:
         now = self.hand_outs.in_hand
-        if now is not None and not now.finished and self._due(now.piece):
-            raise ConfigError(
-                "the models are to be averaged after a batch whose backward has not run when the next one begins: run"
-                " the backward of a batch before the forward pass of the next"
-            )
+        if now is not None and now.open and not now.closed and self._due(now.piece):
+            self._left_open = now
         self._end_iteration(meet=False)
 
     def _end_iteration(self, *, meet: bool) -> None:
@@ -132,6 +130,13 @@ class LocalEngine(Engine):
                 self._meet(now, range(self._fragments) if meet else due, settles=meet)
         self.tracker.enter_loader()
         self.tracker.learn()
+
+    def end_loop(self) -> None:
+        super().end_loop()
+        now = self.hand_outs.in_hand
+        skips = self._fetches_ahead is False and not self.hand_outs.ahead
+        if skips and self._in_hand and now is not None and not now.finished:
+            self.batch_ends()  # The others wait for this worker, though it has skipped the last batch.
 
     def redivided(self) -> Share | None:
         share, self._redivided = self._redivided, None
@@ -192,6 +197,7 @@ class LocalEngine(Engine):
         self.tracker.mark(Doing.STEPPED)
         if (batch := self.hand_outs.in_hand) is not None:
             batch.closed = True
+            self._fetches_ahead = bool(self._fetches_ahead or self.hand_outs.ahead)
             if self._in_hand and not (batch.piece.samples or batch.backward):
                 for model in self._models:
                     model.zero_grad()
