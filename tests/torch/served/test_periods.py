@@ -1,6 +1,7 @@
 """Local steps on servers: a push is the change of a model over a period, and the servers' optimizer steps along it."""
 
 import shutil
+import threading
 from itertools import chain
 
 import numpy as np
@@ -112,6 +113,14 @@ def test_a_period_needs_batches_of_one_worker(given, says):
     optimizer = torch.optim.SGD(model.parameters())
     with pytest.raises(ConfigError, match=says):
         next(iter(evenstep.prepare(model, optimizer, loader, scheme="asp:period=4", global_batch_size=size)[2]))
+
+
+def test_a_refused_run_ends_the_servers_that_it_started():
+    model, loader = torch.nn.Linear(2, 1), DataLoader(TensorDataset(torch.ones(32, 2)), batch_size=4)
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(ConfigError, match="averages models"):
+        next(iter(evenstep.prepare(model, optimizer, loader, scheme="asp:period=4", cost=[1.0] * 32)[2]))
+    assert "evenstep-servers" not in {each.name for each in threading.enumerate()}
 
 
 def test_a_loss_that_is_only_looked_at_leaves_out_its_batch_at_the_end_of_a_period_too(tmp_path):
