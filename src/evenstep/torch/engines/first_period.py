@@ -27,8 +27,10 @@ class FirstPeriod:
     def step_ends(self, now: Iteration) -> Share | None:
         """Note the end of a step. After the first ones compare times; returns this worker's share if it has changed."""
         tracker, steps = self._engine.tracker, len(now.batch_sizes)
-        before, self._seconds = self._seconds, tracker.stopwatch.read()
-        if steps != FIRST_STEPS or not self._compares(now):
+        if steps > FIRST_STEPS or not self._compares(now):
+            return None
+        before, self._seconds = self._seconds, tracker.stopwatch.read()  # May wait for the device.
+        if steps < FIRST_STEPS:
             return None
         microseconds = round((self._seconds - before) * 1e6)
         hand_outs = self._engine.hand_outs
@@ -50,9 +52,8 @@ class FirstPeriod:
 
     def _compares(self, now: Iteration) -> bool:
         """True on all workers alike: `evenstep plan` has a plan of its own, and costs cut steps of unlike lengths."""
-        tracker = self._engine.tracker
-        alone = self._engine.looped is not None and self._engine.looped.number == now.loader
-        known = now.basis != "start" or tracker.latest is not None or not tracker.follows_speed
-        if known or self._slices is None or now.share.cost is not None or not alone:
+        tracker, loader = self._engine.tracker, self._engine.looped
+        known = now.basis != "start" or tracker.latest is not None
+        if known or self._slices is None or loader is None or loader.number != now.loader or now.share.cost is not None:
             return False
         return compares_first_steps(tracker.problem, now.share.sizes, self._scheme.micro_batch or 1)
