@@ -1,7 +1,6 @@
 """Habits of training scripts where each worker steps on its own gradients between two averages."""
 
 import copy
-import os
 
 import torch
 import torch.distributed as dist
@@ -99,7 +98,7 @@ def skip_a_batch(run, worker, skipped, looks):
     positions = []
     for epoch in range(run.epochs):
         for number, (inputs, targets) in enumerate(loader):
-            share, skips = loader.newest, os.environ["RANK"] == str(worker) and number == skipped
+            share, skips = loader.newest, loader.engine.workers.rank == worker and number == skipped
             own = [] if skips else list(share.positions[: share.samples])
             positions.append((epoch, share.iteration, own, share.ends_epoch))
             if not skips:
