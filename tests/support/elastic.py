@@ -29,15 +29,14 @@ class Elastic:
 
     `faults`: by replica and step, what it does there, the n-th process of a replica the n-th of its faults: `kill`,
     `stop`, `raise` or `exit` before the backward, `kill in backward`, `kill before step`, `kill after step`, or `nan`
-    in its gradient from then on or `nan once`; under local steps, where steps are periods, each so many batches `late`. `waits`: by
-    step, the processes (replica and life) that must have come to their first batch before the others go on. `other`:
-    the samples with which a process (replica and life) is started instead of `samples`, or None for other contents.
-    `habit`: how the script weighs and measures, `plain`, `units` or `no units`; or `masked`: the model has a mask of
-    infinities, and a parameter that is frozen. `until`: the step after which all stop,
-    and replica 0 saves its state in the file `checkpoint`, each process its part; a run without `until` begins with
-    what is saved there. `momentum` and `decay`: of the optimizer, and of its rate after each 7 steps. `split`: the
-    names of the dimensions of a replica's mesh, as in `support.meshes`; it has two processes then, of which the second
-    does what `faults` says.
+    in its gradient from then on or `nan once`; under local steps, where steps are periods, each so many batches `late`.
+    `waits`: by step, the processes (replica and life) that must have come to their first batch before the others go on.
+    `other`: the samples with which a process (replica and life) is started instead of `samples`, or None for other
+    contents. `habit`: how the script weighs and measures, `plain`, `units` or `no units`; or `masked`: the model has a
+    mask of infinities, and a parameter that is frozen. `until`: the step after which all stop, and replica 0 saves its
+    state in the file `checkpoint`, each process its part; a run without `until` begins with what is saved there.
+    `momentum` and `decay`: of the optimizer, and of its rate after each 7 steps. `split`: the names of the dimensions
+    of a replica's mesh, as in `support.meshes`; it has two processes then, of which the second does what `faults` says.
     """
 
     replicas: int = 3
@@ -244,6 +243,14 @@ def faults_of(run, slot, life):
     return sorted((step, fault) for (each, step), fault in run.faults.items() if each == slot)[life : life + 1]
 
 
+def due(faults, step):
+    """The fault of these that is due in this step, or nothing."""
+    fault = next((fault for at, fault in faults if step >= at), "")
+    if fault == "nan once":
+        faults.clear()
+    return fault
+
+
 def replica(run, slot, life, rank, port, lighthouse, all_here, coming, folder):
     """One process of a replica."""
     import torch
@@ -285,9 +292,7 @@ def replica(run, slot, life, rank, port, lighthouse, all_here, coming, folder):
         for epoch in range(first, run.epochs):
             for inputs, targets in loader:
                 step = session.step
-                fault = next((fault for due, fault in mine if step >= due and len(pending) >= run.late), "")
-                if fault == "nan once":
-                    mine.clear()
+                fault = due(mine, step) if len(pending) >= run.late else ""
                 loss = train(run, fault, model, optimizer, loader, inputs, targets)
                 scheduler.step()
                 line = {"step": step, "epoch": epoch, "sizes": loader.batch_sizes}
