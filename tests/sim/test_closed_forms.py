@@ -127,10 +127,12 @@ def test_local_sgd_waits_once_a_period_for_what_a_constant_straggler_takes(devic
 def test_steps_by_speed_save_waiting_too(devices, run):
     cluster = devices(1, 1, 2.5)
     equal = run(cluster, "diloco:period=4", batch=12, exchange_seconds=0.008)
-    by_speed = run(cluster, "diloco:period=4,steps=speed", batch=12, exchange_seconds=0.008)
+    by_speed, kept, _ = run(cluster, "diloco:period=4,steps=speed", batch=12, exchange_seconds=0.008, logged=True)
     assert equal.seconds == pytest.approx(100 * 0.010 + 25 * 0.008)
-    # 5, 5 and 2 batches of 4 in a period, after a first one of 4 each.
-    assert by_speed.seconds == pytest.approx(0.040 + 24 * 0.020 + 25 * 0.008)
+    # 5, 5 and 2 batches of 4 in a period, and in the first one 2 each and then 3, 2 and 1.
+    assert by_speed.seconds == pytest.approx(0.020 + 0.012 + 24 * 0.020 + 25 * 0.008)
+    done = [[event.samples for event in log.events if event.kind == "iteration"] for log in kept[:3]]
+    assert [each[:2] for each in done] == [[20, 20], [16, 20], [12, 8]]
     assert by_speed.samples == equal.samples
 
 

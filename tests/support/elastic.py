@@ -29,14 +29,14 @@ class Elastic:
 
     `faults`: by replica and step, what it does there, the n-th process of a replica the n-th of its faults: `kill`,
     `stop`, `raise` or `exit` before the backward, `kill in backward`, `kill before step`, `kill after step`, or `nan`
-    in its gradient from then on; under local steps, where steps are periods, each so many batches `late`. `waits`: by
-    step, the processes (replica and life) that must have come to their first batch before the others go on. `other`:
-    the samples with which a process (replica and life) is started instead of `samples`, or None for other contents.
-    `habit`: how the script weighs and measures, `plain`, `units` or `no units`. `until`: the step after which all stop,
-    and replica 0 saves its state in the file `checkpoint`, each process its part; a run without `until` begins with
-    what is saved there. `momentum` and `decay`: of the optimizer, and of its rate after each 7 steps. `split`: the
-    names of the dimensions of a replica's mesh, as in `support.meshes`; it has two processes then, of which the second
-    does what `faults` says.
+    in its gradient from then on or `nan once`; under local steps, where steps are periods, each so many batches `late`.
+    `waits`: by step, the processes (replica and life) that must have come to their first batch before the others go on.
+    `other`: the samples with which a process (replica and life) is started instead of `samples`, or None for other
+    contents. `habit`: how the script weighs and measures, `plain`, `units` or `no units`; or `masked`: the model has a
+    mask of infinities, and a parameter that is frozen. `until`: the step after which all stop, and replica 0 saves its
+    state in the file `checkpoint`, each process its part; a run without `until` begins with what is saved there.
+    `momentum` and `decay`: of the optimizer, and of its rate after each 7 steps. `split`: the names of the dimensions
+    of a replica's mesh, as in `support.meshes`; it has two processes then, of which the second does what `faults` says.
     """
 
     replicas: int = 3
@@ -91,6 +91,9 @@ def parts(run, other=(), reads=None):
     inputs = torch.randn(samples, FEATURES, generator=generator, dtype=torch.float64)
     torch.manual_seed(1 + int(os.environ["SLOT"]))  # What replicas begin with is not the same by itself.
     layers = torch.nn.Sequential(torch.nn.Linear(FEATURES, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
+    if run.habit == "masked":
+        layers.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+        layers[2].bias.requires_grad_(False)
     dataset = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())
     if reads is not None:
         dataset = Reading(dataset, reads)
@@ -159,6 +162,8 @@ def alone_locally(run, steps):
             begun, moved = [each.detach().clone() for each in weights], buffers(run, optimizer, weights)
             members, ends = members_of(run, [line for line in steps if line["step"] == period]), []
             for lines in members:
+                if any(line["nan"] for line in lines):
+                    continue
                 for weight, start, buffer in zip(weights, begun, moved, strict=True):
                     weight.data = start.clone()
                     optimizer.state[weight]["momentum_buffer"] = buffer if buffer is None else buffer.clone()
@@ -169,7 +174,7 @@ def alone_locally(run, steps):
             for number, (weight, start) in enumerate(zip(weights, begun, strict=True)):
                 mean = averaged(ends, 1, number)
                 weight.data, weight.grad = (start, start - mean) if diloco else (mean, None)
-                if run.momentum:
+                if run.momentum and weight.requires_grad:
                     optimizer.state[weight]["momentum_buffer"] = averaged(ends, 2, number)
             outer.step()
         found.append(torch.cat([each.detach().flatten() for each in weights]))
@@ -238,6 +243,14 @@ def faults_of(run, slot, life):
     return sorted((step, fault) for (each, step), fault in run.faults.items() if each == slot)[life : life + 1]
 
 
+def due(faults, step):
+    """The fault of these that is due in this step, or nothing."""
+    fault = next((fault for at, fault in faults if step >= at), "")
+    if fault == "nan once":
+        faults.clear()
+    return fault
+
+
 def replica(run, slot, life, rank, port, lighthouse, all_here, coming, folder):
     """One process of a replica."""
     import torch
@@ -279,13 +292,13 @@ def replica(run, slot, life, rank, port, lighthouse, all_here, coming, folder):
         for epoch in range(first, run.epochs):
             for inputs, targets in loader:
                 step = session.step
-                fault = next((fault for due, fault in mine if step >= due and len(pending) >= run.late), "")
+                fault = due(mine, step) if len(pending) >= run.late else ""
                 loss = train(run, fault, model, optimizer, loader, inputs, targets)
                 scheduler.step()
                 line = {"step": step, "epoch": epoch, "sizes": loader.batch_sizes}
                 line |= {"slot": slot, "life": life, "rank": rank}
                 line |= {"positions": list(loader.newest.positions[: loader.newest.samples]), "at": time.time()}
-                line |= {"loss": loss, "nan": fault == "nan", "iteration": loader.newest.iteration}
+                line |= {"loss": loss, "nan": fault.startswith("nan"), "iteration": loader.newest.iteration}
                 if run.local:
                     pending.append(line)
                 elif session.counted:
@@ -348,7 +361,7 @@ def train(run, fault, model, optimizer, loader, inputs, targets):
         loader.weigh_by(loader.current.samples)
     elif run.habit == "no units":
         loader.weigh_by(0)
-    (loss * torch.nan if fault == "nan" else loss).backward()
+    (loss * torch.nan if fault.startswith("nan") else loss).backward()
     if fault == "kill before step":
         fail("kill")
     optimizer.step()

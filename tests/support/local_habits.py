@@ -92,18 +92,33 @@ def count_alike(run, count):
     return found
 
 
-def skip_a_batch(run, worker):
-    """This worker does not compute the second batch of an epoch; returns the same as `train_locally`."""
+def skip_a_batch(run, worker, skipped, looks):
+    """This worker does not compute this batch of an epoch, or only `looks` at its loss; as `train_locally`."""
     model, optimizer, loader = training.prepared(run)
     positions = []
     for epoch in range(run.epochs):
         for number, (inputs, targets) in enumerate(loader):
-            share, skips = loader.newest, dist.get_rank() == worker and number == 1
+            share, skips = loader.newest, loader.engine.workers.rank == worker and number == skipped
             own = [] if skips else list(share.positions[: share.samples])
             positions.append((epoch, share.iteration, own, share.ends_epoch))
             if not skips:
                 step(model, optimizer, inputs, targets)
+            elif looks:
+                torch.nn.functional.mse_loss(model(inputs), targets)
     return {"weights": weights(model), "positions": positions}
+
+
+def go_backward_late(run):
+    """What is said where the backward of a period's last batch comes after the next forward pass."""
+    model, _, loader = training.prepared(run)
+    losses = []
+    try:
+        for inputs, targets in loader:
+            losses.append(torch.nn.functional.mse_loss(model(inputs), targets))
+            if len(losses) > 1:
+                losses.pop(0).backward()
+    except evenstep.ConfigError as error:
+        return str(error)
 
 
 def overflow(run, worker, iteration):

@@ -235,13 +235,16 @@ def step_at_another_rate(run, odd):
 def misuse(run, mistake):
     """A mistake that one worker alone can make; the sentence it is answered with."""
     model, optimizer, loader, _ = served_training.prepared(run)
-    own = optimizer._optimizer
+    own = getattr(optimizer, "_optimizer", optimizer)
+    another = torch.optim.SGD(own.param_groups[0]["params"], lr=0.05)
     try:
         for inputs, targets in loader:
             loss = torch.nn.functional.mse_loss(model(inputs), targets)
             loss.backward()
             if mistake == "their own optimizer":
                 own.step()
+            elif mistake == "another optimizer":
+                another.step()
             elif mistake == "another param group":
                 optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
             elif mistake == "two steps":

@@ -13,7 +13,7 @@ def told(scheme, slowdowns, then=None):
 
     With `then`, an iteration and other slowdowns, these hold from that iteration on.
     """
-    scheme = parse_scheme(scheme)
+    scheme = parse_scheme(scheme) if isinstance(scheme, str) else scheme
     load = Told(load=scheme.load, slowdowns=tuple(slowdowns), then=then, multiple=scheme.load.multiple)
     return replace(scheme, load=load)
 

@@ -706,13 +706,13 @@ def stream_alone(run, positions_by_worker, period, cut, alpha, delay=0):
     return [weights(model) for model in models]
 
 
-def train_by_steps(run):
+def train_by_steps(run, fetch):
     """Returns the weights, and the samples of each batch, by epoch and iteration."""
     dataset = TensorDataset(*data(run), torch.arange(run.samples))
     model, optimizer, loader = prepared(run, dataset=dataset)
     taken = []
     for epoch in range(run.epochs):
-        for inputs, targets, numbers in loader:
+        for inputs, targets, numbers in fetch(loader):
             step(model, optimizer, inputs, targets)
             own = sorted(set(numbers.tolist())) if loader.current.samples else []
             taken.append((epoch, loader.current.iteration, own))

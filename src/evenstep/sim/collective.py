@@ -1,6 +1,6 @@
 """Schemes without servers in virtual time: the steps of the runtime's collective and local engines, in their order."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
 from typing import final
 
@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenstep.core.fragments import due_fragments, leaving_fragments
+from evenstep.core.load.first_period import FIRST_STEPS, compares_first_steps, first_period_sizes
 from evenstep.core.load.limits import SizeLimits
 from evenstep.core.samples import CostSharing, EpochCosts, Lookahead, PerSample, Share
 from evenstep.core.values import Basis, IntArray, Reports
@@ -46,6 +47,7 @@ class CollectiveRun:
         self._problem = scenario.problem
         self._limits = SizeLimits(scheme.load, scenario.problem)
         self._comm_seconds = _communication(scenario)
+        self._compare_seconds = Network(scenario.cluster, message_bytes=0).small_exchange_seconds()
         self._arrives = 0.0
         self._now = 0.0
         self._number = 0
@@ -57,6 +59,7 @@ class CollectiveRun:
         self._since_meeting = np.zeros(count, dtype=np.int64)
         self._loads: _PerWorker = np.zeros(count)
         self._spent: _PerWorker = np.zeros(count)
+        self._held: _PerWorker = np.zeros(count)  # Of the waiting for the others' first steps in a first period.
         self._largest: list[float] = [0] * count
         self._passes = 0
         # Over the whole run.
@@ -81,13 +84,19 @@ class CollectiveRun:
         costs = None if self._costs is None else self._costs.of_epoch(self._epoch)
         sharing = None if costs is None or not self._scenario.by_cost else self._sharing(costs, minimum)
         slices = Lookahead(ledger, worker=0, sizes=self._allocate, depth=0, minimum=minimum, sharing=sharing)
-        while self._number < iterations and (share := slices.share()) is not None:
+
+        def parts_of(share: Share, positions: Sequence[tuple[int, ...]]) -> Parts:
             if costs is None:
-                parts = parts_by_count(share.sizes, minimum, scheme.micro_batch)
-            else:
-                parts = parts_by_position(share, slices.all_positions, costs, sharing, scheme.micro_batch)
+                return parts_by_count(share.sizes, minimum, scheme.micro_batch)
+            return parts_by_position(share, positions, costs, sharing, scheme.micro_batch)
+
+        while self._number < iterations and (share := slices.share()) is not None:
+            parts, begun = parts_of(share, slices.all_positions if costs else ()), 0
+            if self._compares(share):
+                share, positions = self._compare(share, slices, parts)
+                parts, begun = parts_of(share, positions), FIRST_STEPS
             slices.advance()
-            self._compute_on(share, parts)
+            self._compute_on(share, parts, begun)
             period, fragments = scheme.period_in_iterations, scheme.fragments
             if leaving_fragments(share, period, fragments, scheme.delay):
                 self._arrives = self._now + float(self._spent.max()) + self._comm_seconds(1) - self._comm_seconds(0)
@@ -120,15 +129,44 @@ class CollectiveRun:
         self._planned, self._basis, self._weights = sizes, basis, allocation.weights
         return sizes
 
-    def _compute_on(self, share: Share, parts: Parts) -> None:
-        """Compute one iteration of each worker."""
+    def _compares(self, share: Share) -> bool:
+        """True if workers compare the times of their first steps in this iteration, as in `torch.engines`."""
+        scheme = self._scenario.scheme
+        first = scheme.steps == "speed" and self._basis == "start" and not self._meetings and share.cost is None
+        return first and compares_first_steps(self._problem, share.sizes, scheme.micro_batch or 1)
+
+    def _compare(self, share: Share, slices: Lookahead, parts: Parts) -> tuple[Share, list[tuple[int, ...]]]:
+        """Compute the first steps, and divide the rest of the period; returns its share, and all workers' positions."""
+        self._start()
+        for step in range(FIRST_STEPS):
+            spent = self._spend([amounts[step : step + 1] for amounts in parts.amounts], parts.largest)
+        self._held = self._spent.max() - self._spent + self._compare_seconds
+        scheme, count = self._scenario.scheme, len(self._workers)
+        samples = np.full(count, scheme.micro_batch)
+        taken, times = FIRST_STEPS * samples, np.rint(spent * 1e6).astype(np.int64)
+        sizes = first_period_sizes(scheme.policy(count), self._problem, share.sizes, taken, samples, times)
+        begun = [own[:few] for own, few in zip(slices.all_positions, taken.tolist(), strict=True)]
+        share = slices.redivide(sizes, taken)
+        rest = zip(begun, slices.all_positions, strict=True)
+        return share, [(*few, *(each for each in own if each not in few)) for few, own in rest]
+
+    def _start(self) -> None:
         if self._log is not None:
             for worker, own in zip(self._workers, self._spent.tolist(), strict=True):
                 self._log.started(worker, self._number, self._now + own)
-        self._spent += [
-            worker.seconds(self._number, amounts, largest)
-            for worker, amounts, largest in zip(self._workers, parts.amounts, parts.largest, strict=True)
-        ]
+
+    def _spend(self, amounts: Sequence[Sequence[float]], largest: Sequence[float]) -> _PerWorker:
+        """Compute these batches of each worker; returns the seconds that they take."""
+        each = zip(self._workers, amounts, largest, strict=True)
+        seconds = np.array([worker.seconds(self._number, own, most) for worker, own, most in each])
+        self._spent += seconds
+        return seconds
+
+    def _compute_on(self, share: Share, parts: Parts, begun: int) -> None:
+        """Compute one iteration of each worker, of which so many steps are done."""
+        if not begun:
+            self._start()
+        self._spend([amounts[begun:] for amounts in parts.amounts], parts.largest)
         self._loads += parts.loads
         self._largest = list(map(max, self._largest, parts.largest))
         self._since_meeting += share.sizes
@@ -137,7 +175,7 @@ class CollectiveRun:
 
     def _meet(self, share: Share, parts: Parts, fragments: int) -> None:
         """All workers sum their gradients or exchange so many fragments of their models, and report."""
-        slowest = float(self._spent.max())
+        slowest = float((self._spent + self._held).max())
         comm_seconds = self._comm_seconds(fragments) + max(self._arrives - self._now - slowest, 0.0)
         waited = slowest - self._spent
         reports = self._report() if self._reports else None
@@ -152,7 +190,7 @@ class CollectiveRun:
         if reports is not None:
             self._learn(share, reports)
         self._since_meeting[:] = 0
-        self._loads[:] = self._spent[:] = 0.0
+        self._loads[:] = self._spent[:] = self._held[:] = 0.0
         self._largest = [0] * len(self._workers)
         self._passes = 0
 

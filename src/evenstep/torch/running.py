@@ -10,7 +10,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from evenstep.core.activity import Doing
-from evenstep.core.errors import ConfigError
+from evenstep.core.errors import ConfigError, EvenstepError
 from evenstep.launch.marks import leave_mark
 from evenstep.protocol.run_spec import RunSpec
 from evenstep.schemes import Served
@@ -90,10 +90,15 @@ class Running:
         # The pulse must start before the workers first wait for each other.
         alone = joined is not None or workers.count == 1
         self._liveness = None if alone else Liveness(workers.processes, activity, request.launched.heartbeat_seconds)
-        with explaining(self._liveness):
-            self._agreement, self._first = agree(request, workers, activity)
-            for loader in loaders:
-                self._agree_on(loader)
+        try:
+            with explaining(self._liveness):
+                self._agreement, self._first = agree(request, workers, activity)
+                for loader in loaders:
+                    self._agree_on(loader)
+        except EvenstepError:
+            if joined is not None and workers.count == 1:  # Of several workers, the others may still be told why.
+                joined.link.close()
+            raise
         if joined is None:
             return None
         join_group(joined, self._agreement.scheme, [each["host"] for each in self._agreement.workers])
@@ -113,7 +118,7 @@ class Running:
         self._hooks += [each.register_step_pre_hook(self._checks.before_step) for each in optimizers]
         if (after_step := getattr(engine, "after_step", None)) is not None:
             self._hooks += [each.register_step_post_hook(after_step) for each in optimizers]
-        if engine.workers.count > 1:
+        if engine.workers.count > 1 or engine.replaces_weights:
             self._hooks.append(register_optimizer_step_pre_hook(self._checks.hook_of_others()))
         for wrapped in prepared:
             if isinstance(wrapped, ServedOptimizer):

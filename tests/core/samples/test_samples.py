@@ -38,6 +38,19 @@ def test_reassigning_gives_the_sizes_and_keeps_what_is_held(history):
         owners = after
 
 
+@given(histories())
+def test_a_slice_that_is_divided_anew_begins_with_what_each_worker_has_taken(history):
+    sizes, after = history[:2]
+    whole, taken = int(sizes.sum()), np.minimum(sizes, after)
+    ledger = Ledger(length=whole, global_batch_size=whole)
+    slices = [Lookahead(ledger, worker=worker, sizes=lambda: sizes, depth=0) for worker in range(len(sizes))]
+    shares = [(each.share(), each.redivide(after, taken)) for each in slices]
+    for (one, other), few in zip(shares, taken.tolist(), strict=True):
+        assert one.positions[:few] == other.positions[:few]
+    counted = [position for _, share in shares for position in share.positions[: share.samples]]
+    assert sorted(counted) == list(range(whole))
+
+
 def test_only_what_must_move_moves():
     # One sample goes from worker 0 to worker 3; prefix sums would have moved three.
     owners = split(np.array([3, 3, 3, 3]))

@@ -85,6 +85,16 @@ def test_numbers_of_steps_by_speed_follow_those_that_are_there():
     assert len(members) == 2 * 1920 // 96
 
 
+@pytest.mark.parametrize("scheme", ["local-sgd:period=4", "diloco:period=4"])
+def test_masks_frozen_parameters_and_a_member_whose_state_is_not_finite(scheme):
+    momentum = 0.0 if scheme.startswith("diloco") else 0.9
+    options, faults = {"scheme": scheme}, {(1, 3): "nan once"}
+    run = Elastic(samples=480, momentum=momentum, habit="masked", faults=faults, late=1, options=options)
+    outcome = run_replicas(run)
+    assert require_as_alone(run, outcome) == 10 * [3]
+    assert [line["step"] for line in outcome.steps if line["nan"]] == [3]
+
+
 def test_members_that_all_count_nothing_have_equal_weights():
     run = Elastic(samples=480, habit="no units", options={"scheme": "local-sgd:period=4"})
     assert require_as_alone(run, run_replicas(run)) == 10 * [3]

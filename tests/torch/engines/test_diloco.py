@@ -2,11 +2,13 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from support import training
+from support.ahead_habits import ahead
 from support.processes import results, run_workers
 from support.told_speeds import told
 from support.training import Run
@@ -58,9 +60,20 @@ def wire_run(wire, parts):
     return outer_run("sgd", Outer(wire=wire, **parts))
 
 
-def steps_run(samples):
+def steps_run(samples, num_workers=0):
     # A period has 3 x 4 batches of 4 samples; speeds of 5:5:2 make it 5:5:2.
-    return Run(scheme=told(BY_SPEED, [2, 2, 5]), samples=samples, batch_size=4, epochs=3)
+    scheme = parse_scheme(BY_SPEED)
+    scheme = told(replace(scheme, load=replace(scheme.load, warmup=0)), [2, 2, 5])
+    return Run(scheme=scheme, samples=samples, batch_size=4, epochs=3, num_workers=num_workers)
+
+
+STEPS = {
+    "steps": (steps_run(144), iter, [5, 4, 3]),
+    "steps, short": (steps_run(151), iter, [5, 4, 3]),
+    "steps, data workers": (steps_run(144, num_workers=2), iter, [5, 4, 3]),
+    "steps, ahead": (steps_run(144), partial(ahead, depth=2), [4, 4, 4]),
+}
+"""Runs, how their batches are fetched, and the steps of each worker in the first period."""
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +99,7 @@ def ran():
         calls[f"delayed, settled {stop_after}"] = training.settle_and_go_on, LATE, stop_after
     calls["spoilt, delayed"] = training.spoil_a_worker, LATE
     calls["every step"] = training.train, EVERY_STEP
-    for samples in (144, 151):
-        calls[f"steps {samples}"] = training.train_by_steps, steps_run(samples)
+    calls |= {name: (training.train_by_steps, *each[:2]) for name, each in STEPS.items()}
     calls["one run"], calls["resumed"] = (training.train, RESUMED), (training.train_and_resume, RESUMED, 8)
     values = results(run_workers(training.in_turn, 3, calls))
     return {name: [value[name] for value in values] for name in calls}
@@ -194,16 +206,18 @@ def test_packed_values_are_within_half_a_step_and_what_is_not_finite_stays_so():
     assert not unpack(pack(values, "int8"), "int8").isfinite().any()
 
 
-@pytest.mark.parametrize("samples", [144, 151])
-def test_with_steps_by_speed_each_worker_takes_its_own_number_of_steps(ran, samples):
-    values = ran[f"steps {samples}"]
+@pytest.mark.parametrize("name", STEPS)
+def test_with_steps_by_speed_each_worker_takes_its_own_number_of_steps(ran, name):
+    values, (run, _, first) = ran[name], STEPS[name]
     taken = [value["taken"] for value in values]
     steps = [Counter(each[:2] for each in own) for own in taken]
     assert [each[1, 0] for each in steps] == [5, 5, 2]
+    # Two steps each, and of the batches that nobody has fetched then, six or three, each by its speed.
+    assert [each[0, 0] for each in steps] == first
     last = [part[2] for own in taken for part in own if part[0] == 2]
-    assert sorted(number for part in last for number in part) == [*range(samples)]
+    assert sorted(number for part in last for number in part) == [*range(run.samples)]
     options = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
-    expected = training.train_steps_alone(steps_run(samples), taken, options)
+    expected = training.train_steps_alone(run, taken, options)
     for value in values:
         same(value["weights"], expected)
 

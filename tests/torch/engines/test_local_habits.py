@@ -14,6 +14,8 @@ SCHEMES = ["local-sgd:period=4", "diloco:period=4", "diloco:period=4,fragments=2
 # As in test_local_sgd.py: the last slice of an epoch is too short for all workers.
 WINDOWS = Run(scripted=5, parts={"period": 4}, accumulate=2, samples=79, epochs=6)
 SKIPPED = Run(scheme="local-sgd:period=4", optimizer="sgd")
+# Within a period, at its end and at that of an epoch.
+SKIPS = [(number, looks) for number in (1, 3, 5) for looks in (False, True)]
 # Worker 2 has no sample in the first period.
 FEW = {"samples": 2, "epochs": 5, "parts": {"period": 1}}
 
@@ -38,7 +40,9 @@ def ran():
         calls[f"few {optimizer}"] = training.train, Run(scripted=7, optimizer=optimizer, **FEW)
         calls[f"overflow {optimizer}"] = local_habits.overflow, Run(scheme=SCHEMES[0], optimizer=optimizer), 1, 1
     calls["overflow first"] = local_habits.overflow, Run(scheme="local-sgd:period=1"), 1, 1
-    calls["skipped"] = local_habits.skip_a_batch, SKIPPED, 1
+    for skips in SKIPS:
+        calls[f"skipped {skips}"] = local_habits.skip_a_batch, SKIPPED, 1, *skips
+    calls["late"] = local_habits.go_backward_late, SKIPPED
     for scheme in ("local-sgd:period=2", "diloco:period=2"):
         calls[f"integers {scheme}"] = local_habits.integer_state, Run(scheme=scheme)
     calls["split"] = local_habits.split_optimizer, Run(scheme="local-sgd")
@@ -105,10 +109,16 @@ def test_an_overflow_on_one_worker_in_the_first_period_is_no_disagreement(ran):
         assert np.isfinite(values[0]["weights"]).all()
 
 
-def test_a_batch_that_was_not_computed_does_not_count_in_the_average(ran):
-    positions = [value["positions"] for value in ran["skipped"]]
+@pytest.mark.parametrize("skips", SKIPS)
+def test_a_batch_that_was_not_computed_does_not_count_in_the_average(ran, skips):
+    values = ran[f"skipped {skips}"]
+    positions = [value["positions"] for value in values]
     expected = training.train_locally_alone(SKIPPED, positions, period=4)
-    same([value["weights"] for value in ran["skipped"]], expected)
+    same([value["weights"] for value in values], expected)
+
+
+def test_a_backward_after_the_average_of_its_period_is_refused(ran):
+    assert all("came after the forward pass of the next batch" in each for each in ran["late"])
 
 
 def test_an_optimizer_that_is_split_over_the_workers_is_refused(ran):

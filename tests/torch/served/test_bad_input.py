@@ -53,15 +53,18 @@ def test_an_incomplete_environment(tmp_path, missing):
 
 
 @pytest.mark.parametrize(
-    ("mistake", "fragment"),
+    ("scheme", "mistake", "fragment"),
     [
-        ("their own optimizer", "step the one that prepare returned"),
-        ("another param group", "before prepare"),
-        ("two steps", "step once for each batch"),
+        ("asp", "their own optimizer", "step the one that prepare returned"),
+        ("asp", "another optimizer", "that was not given to prepare, and servers replace the weights"),
+        ("asp:period=2", "another optimizer", "that was not given to prepare, and servers replace the weights"),
+        ("asp", "another param group", "before prepare"),
+        ("asp", "two steps", "step once for each batch"),
     ],
 )
-def test_a_mistake_in_the_loop(tmp_path, mistake, fragment):
-    (said,) = results(run_served(served_scripts.misuse, 1, Run(scheme="asp"), mistake, run_dir=tmp_path))
+@pytest.mark.filterwarnings("ignore:the model's weights were changed between steps")
+def test_a_mistake_in_the_loop(tmp_path, scheme, mistake, fragment):
+    (said,) = results(run_served(served_scripts.misuse, 1, Run(scheme=scheme), mistake, run_dir=tmp_path))
     assert said.startswith("ConfigError")
     assert fragment in said
 

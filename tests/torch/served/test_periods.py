@@ -1,12 +1,13 @@
 """Local steps on servers: a push is the change of a model over a period, and the servers' optimizer steps along it."""
 
 import shutil
+import threading
 from itertools import chain
 
 import numpy as np
 import pytest
 import torch
-from support import served_faults, served_training, training
+from support import local_habits, served_faults, served_training, training
 from support.processes import CONTEXT, results
 from support.recorded import by_worker
 from support.served import leaves, run_served, server_events
@@ -112,6 +113,28 @@ def test_a_period_needs_batches_of_one_worker(given, says):
     optimizer = torch.optim.SGD(model.parameters())
     with pytest.raises(ConfigError, match=says):
         next(iter(evenstep.prepare(model, optimizer, loader, scheme="asp:period=4", global_batch_size=size)[2]))
+
+
+def test_a_refused_run_ends_the_servers_that_it_started():
+    model, loader = torch.nn.Linear(2, 1), DataLoader(TensorDataset(torch.ones(32, 2)), batch_size=4)
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(ConfigError, match="averages models"):
+        next(iter(evenstep.prepare(model, optimizer, loader, scheme="asp:period=4", cost=[1.0] * 32)[2]))
+    assert "evenstep-servers" not in {each.name for each in threading.enumerate()}
+
+
+def test_a_loss_that_is_only_looked_at_leaves_out_its_batch_at_the_end_of_a_period_too(tmp_path):
+    run = Run(scheme="asp:period=3", samples=60, epochs=2)
+    skipped, looked, late = (
+        results(run_served(function, 1, run, *given, run_dir=tmp_path / str(given)))[0]
+        for function, *given in (
+            (local_habits.skip_a_batch, 0, 5, False),
+            (local_habits.skip_a_batch, 0, 5, True),
+            (local_habits.go_backward_late,),
+        )
+    )
+    assert looked == skipped
+    assert "came after the forward pass of the next batch" in late
 
 
 @pytest.mark.parametrize("late", ["unfreezes", "adds a group"])

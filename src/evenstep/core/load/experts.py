@@ -126,7 +126,8 @@ class ExpertsPolicy(LoadPolicy):
             if first:  # Charge experts that ignore the only iteration so far for it at once.
                 self._charge(paces, here)
                 proposal = self._propose()
-                self._account = max(_saved(paces, samples, proposal, here), 0.0)
+                # Sizes are equal, though those of a first period may have changed while it lasted.
+                self._account = max(_saved(paces, np.ones_like(samples), proposal, here), 0.0)
             if tried:
                 return
             if self._account >= (cost.price if self.load.change_cost is None else self.load.change_cost):

@@ -183,6 +183,22 @@ class Lookahead:
             self._assign(planned, self._sizes_of(planned.iteration, planned.cut))
             self.misses += begun * len(planned.unasked)
 
+    def redivide(self, sizes: IntArray, taken: IntArray) -> Share:
+        """Give the present slice alone these sizes; returns this worker's share, which begins with what it has taken.
+
+        `taken` is the number of positions that each worker has taken, int64 of shape [workers], at most its size.
+        """
+        planned, held = self._window[0], self._window[0].needed[: int(taken[self._worker])]
+        planned.owners = reassign(split(planned.sizes) if planned.owners is None else planned.owners, sizes)
+        planned.sizes = sizes
+        given, begun = set(held), bool(planned.asked)
+        mine = part_of(planned.owners, self._worker, planned.cut.start)
+        planned.need((*held, *[each for each in mine if each not in given]))
+        self.misses += begun * len(planned.unasked)
+        share = self.share()
+        assert share is not None
+        return share
+
     def request(self, limit: int | None, *, whole: bool = False) -> Request | None:
         """See `Shares.request`. For some slices after a size change, none is requested whole: more may follow."""
         self._extend()

@@ -255,7 +255,8 @@ class BatchLoop(ABC):
         alike = self._started.terms.alike
         try:
             while (share := shares.share()) is not None:
-                for piece in (share,) if cut is None else cut(share):
+                pieces = [share] if cut is None else cut(share)
+                for number, piece in enumerate(pieces, 1):
                     batch = make(share, piece)
                     if piece.last:
                         shares.advance()
@@ -280,6 +281,8 @@ class BatchLoop(ABC):
                     if loop != self._loops or self.session.closed:
                         self._require_current(loop)
                     engine.enter_loader()
+                    if cut is not None and (redivided := engine.redivided()) is not None:
+                        share, pieces[number:] = redivided, cut(redivided)[number:]
                 shares.replan()
                 self._misses = misses + shares.misses
             self._at.done = ledger.iterations

@@ -57,6 +57,8 @@ class Engine(ABC):
         self._all_done = False
         self.uncounted = 0
         """The iterations handed out last that do not count, as a member was lost in their step; they come again."""
+        self.replaces_weights = False
+        """Whether weights that another optimizer than the prepared one changes are lost, as servers have theirs."""
         self.accumulates = False
         """Whether an iteration may consist of several micro-batches."""
         self.window = Window()
@@ -74,6 +76,8 @@ class Engine(ABC):
         self._mixed = False
         self._stepped_outside: set[int] | None = None
         """The optimizers that stepped since the script left a loop before its end; None inside a loop."""
+        self._left_open: HandedOut | None = None
+        """The last batch of a period that ended, with the next forward pass, before its backward: it may be skipped."""
         self._strayed = False
         """Whether a forward pass computed no batch of the loader."""
         self.own: OwnData | None = None
@@ -184,6 +188,10 @@ class Engine(ABC):
         self.hand_outs.ask()
         self._loop_over, self._all_done = True, self.hand_outs.done
 
+    def redivided(self) -> Share | None:
+        """Return this worker's share of the present slice if that was divided anew since the last batch; else None."""
+        return None
+
     def leave_loop(self) -> None:
         """Called when the script has left the epoch, at its end or before."""
         self.looped = None
@@ -285,6 +293,11 @@ class Engine(ABC):
             self._scale.loss_begins()
 
     def _backward_begins(self, model: int, batch: HandedOut, _: torch.Tensor | None) -> None:
+        if batch is self._left_open:
+            raise ConfigError(
+                "the backward of the last batch of a period came after the forward pass of the next batch, with which"
+                " the period had ended: run the backward of a batch before the forward pass of the next"
+            )
         batch.open, batch.backward = False, True
         if self._keeps_out is not None and not batch.piece.samples:
             self._keeps_out()
@@ -359,8 +372,18 @@ class Engine(ABC):
             EvenstepError: A collective failed; it names the missing worker.
         """
         self.require_common_place()
+        with self.waiting(seen or self.tracker.activity.waiting()):
+            yield
+
+    @contextmanager
+    def waiting(self, seen: AbstractContextManager[None]) -> Iterator[None]:
+        """The same at a place that evenstep chose, between micro-batches too.
+
+        Raises:
+            EvenstepError: A collective failed; it names the missing worker.
+        """
         try:
-            with self.tracker.interrupted(), seen or self.tracker.activity.waiting():
+            with self.tracker.interrupted(), seen:
                 yield
         except RuntimeError as error:
             raise self.explained(error) from error

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 
 from evenstep.core.activity import Doing
-from evenstep.core.errors import ConfigError
 from evenstep.core.fragments import cut_into_fragments, due_fragments, leaving_fragments, weights_of
 from evenstep.core.samples import Share
 from evenstep.schemes import Scheme
@@ -33,6 +32,7 @@ from evenstep.torch.engines.averages import (
 )
 from evenstep.torch.engines.copies import CopiedGradients
 from evenstep.torch.engines.engine import UNSETTLED, Engine
+from evenstep.torch.engines.first_period import FirstPeriod
 from evenstep.torch.engines.hierarchical_sum import HierarchicalSum
 from evenstep.torch.engines.reports import ReportExchange
 from evenstep.torch.processes.liveness import Liveness
@@ -48,8 +48,8 @@ class LocalEngine(Engine):
     """Workers step alone and average their models every `period` iterations, or fragments of them in turn.
 
     All iterations between two averages count as one iteration for the tracker and in the event log, whatever fragment
-    is averaged, and sizes are decided after each. The average takes place when the script asks for the next batch,
-    after its optimizer has stepped.
+    is averaged, and sizes are decided after each; where workers have their own numbers of steps, also after the first
+    steps of a run. The average takes place when the script asks for the next batch, after its optimizer has stepped.
     """
 
     def __init__(
@@ -79,11 +79,17 @@ class LocalEngine(Engine):
         self._optimizers = optimizers
         self._keeps_out = CopiedGradients(models).keep_out
         self._exchange = ReportExchange(workers, tracker.meter)
+        self._first = FirstPeriod(self, scheme, self._exchange) if scheme.steps == "speed" else None
+        if self._first is not None:
+            self.shares = self._first.shares
+        self._redivided: Share | None = None
         self._units = [np.nan] * self._fragments
         """Of each fragment since its last average; NaN if no batch was computed."""
         self._count = 0.0
         self._weighed = False
         self._in_hand = False
+        self._fetches_ahead: bool | None = None
+        """Whether the script fetches batches before it has stepped on the last one; None before the first step."""
         self._stepped: set[int] = set()
         if workers.device_group is not None:
             # As under DistributedDataParallel, all workers start from the model of worker 0.
@@ -101,11 +107,8 @@ class LocalEngine(Engine):
 
     def batch_ends(self) -> None:
         now = self.hand_outs.in_hand
-        if now is not None and not now.finished and self._due(now.piece):
-            raise ConfigError(
-                "the models are to be averaged after a batch whose backward has not run when the next one begins: run"
-                " the backward of a batch before the forward pass of the next"
-            )
+        if now is not None and now.open and not now.closed and self._due(now.piece):
+            self._left_open = now
         self._end_iteration(meet=False)
 
     def _end_iteration(self, *, meet: bool) -> None:
@@ -116,6 +119,8 @@ class LocalEngine(Engine):
         if now is not None and self._in_hand:
             self._finish()
             due = self._due(now.piece)
+            if self._first is not None and not (due or meet):
+                self._redivided = self._first.step_ends(now)
             meet = meet or (bool(due) and now.piece.ends_epoch)
             if self._delay and now.piece.last and not meet:
                 for fragment in leaving_fragments(now.piece, self._period, self._fragments, self._delay):
@@ -125,6 +130,17 @@ class LocalEngine(Engine):
                 self._meet(now, range(self._fragments) if meet else due, settles=meet)
         self.tracker.enter_loader()
         self.tracker.learn()
+
+    def end_loop(self) -> None:
+        super().end_loop()
+        now = self.hand_outs.in_hand
+        skips = self._fetches_ahead is False and not self.hand_outs.ahead
+        if skips and self._in_hand and now is not None and not now.finished:
+            self.batch_ends()  # The others wait for this worker, though it has skipped the last batch.
+
+    def redivided(self) -> Share | None:
+        share, self._redivided = self._redivided, None
+        return share
 
     def _due(self, piece: Share) -> tuple[int, ...]:
         return due_fragments(piece, self._period, self._fragments) if piece.last else ()
@@ -181,6 +197,7 @@ class LocalEngine(Engine):
         self.tracker.mark(Doing.STEPPED)
         if (batch := self.hand_outs.in_hand) is not None:
             batch.closed = True
+            self._fetches_ahead = bool(self._fetches_ahead or self.hand_outs.ahead)
             if self._in_hand and not (batch.piece.samples or batch.backward):
                 for model in self._models:
                     model.zero_grad()
@@ -196,6 +213,7 @@ class LocalEngine(Engine):
     def _meet(self, now: Iteration, due: Collection[int], *, settles: bool) -> None:
         """Average these fragments, and exchange the reports of all workers; if it `settles`, all models are alike."""
         reported, now.paused = now.paused is not None, time.perf_counter()
+        self._first = None
         averaged = self._optimizers if self._outer is None else ()
         named, counts = self._averaged.tensors(), step_counts(averaged)
         trained, cut = self._cut()

@@ -104,6 +104,7 @@ class ServedEngine(Engine):
             computes=lambda: self.hand_outs.in_hand is not None and self.hand_outs.in_hand.open,
         )
         self._one_at_a_time = "training on servers"
+        self.replaces_weights = True
         self.shares = self._claims
 
     # The loader's side.

@@ -103,10 +103,7 @@ class LocalServedEngine(ServedEngine):
         if not now.piece.last or iteration is None or iteration.paused is not None:
             return
         if now.open and not now.closed:
-            raise ConfigError(
-                "the change of the model is to be pushed after a batch whose backward has not run when the next one"
-                " begins: run the backward of a batch before the forward pass of the next"
-            )
+            self._left_open = now
         self._require_served()
         counted = tuple(each for each in self._counted if each.computed)
         self.tracker.compute_ends()

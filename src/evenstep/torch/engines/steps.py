@@ -91,12 +91,18 @@ class StepChecks:
             return
         self._engine.require_summed()
         place = now.number, len(self._engine.hand_outs.ahead)  # Without the prepared model no later iteration begins.
-        if self._seen.setdefault(optimizer, place) != place:
+        if self._seen.setdefault(optimizer, place) == place:
+            return
+        if self._engine.replaces_weights and any(id(each) in self._ids for each in _stepped(optimizer)):
+            raise ConfigError(
+                "the model is trained with an optimizer that was not given to prepare, and servers replace the weights"
+                " that it changes: step the one that prepare returned, whose param_groups may change"
+            )
+        if self._engine.workers.count > 1:
             self._require_known(optimizer)
 
     def _require_known(self, optimizer: torch.optim.Optimizer) -> None:
-        given = (parameter for group in optimizer.param_groups for parameter in group["params"])
-        stepped = [each for each in given if id(each) not in self._ids and each.grad is not None]
+        stepped = [each for each in _stepped(optimizer) if id(each) not in self._ids]
         if stepped:
             raise ConfigError(
                 f"the optimizer steps on {len(stepped)} parameters that the model did not have when it was prepared,"
@@ -104,3 +110,8 @@ class StepChecks:
                 " make them part of the model before, also those of a loss, or prepare their model and"
                 " optimizer too; evenstep.torch.leave_alone(optimizer) lets each worker train them on its own"
             )
+
+
+def _stepped(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The parameters that it would step on now."""
+    return [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
