@@ -49,7 +49,9 @@ MISTAKES = {
         session_loops.loop_in_another_order: "worker 2 is at loader 1 where the others are at 0",
     },
     "dbs": {session_loops.never_end: "changes sizes between epochs"},
-    "local-sgd": {session_loops.take_one_of_each: "the models are to be averaged after a batch whose backward"},
+    "local-sgd": {
+        session_loops.take_one_of_each: "the backward of the last batch of a period came after the forward pass of"
+    },
 }
 
 

@@ -44,6 +44,13 @@ def test_what_is_left_after_the_first_steps_is_divided_by_their_times(millisecon
     assert sizes.sum() == equal.sum()
 
 
+def test_sizes_that_change_between_epochs_alone_stay():
+    scheme, equal = in_batches(parse_scheme("diloco:period=10,steps=speed,load=dbs"), BATCH), array(40, 40)
+    times, samples = array(1000, 4000), array(BATCH, BATCH)
+    sizes = first_period_sizes(scheme.policy(2), problem_of(2), equal, 2 * samples, samples, times)
+    assert sizes.tolist() == [40, 40]
+
+
 @pytest.mark.parametrize(("sizes", "compares"), [((12, 12), True), ((8, 8), False), ((11, 11), False), ((24,), False)])
 def test_times_are_compared_where_each_worker_has_steps_left_in_a_whole_period(sizes, compares):
     assert (

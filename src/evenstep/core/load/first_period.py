@@ -38,6 +38,7 @@ def first_period_sizes(
     if (taken >= sizes).any() or rest % problem.multiple:
         return sizes
     unknown = np.zeros_like(samples)
+    policy.allocate(problem)  # The equal sizes that the run began with, which a policy may keep for an epoch.
     policy.observe(Reports(samples, microseconds, unknown, problem.maximum))
     left = replace(
         problem,
