@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Unpack, final
+from typing import Any, final
 
 import numpy as np
 
@@ -19,9 +19,8 @@ from evenstep.schemes import Scheme
 from evenstep.worker.activity import Activity
 from evenstep.worker.api.gather import AllGather, Gather
 from evenstep.worker.api.loop import Loop, seconds_of
-from evenstep.worker.api.setup import Asked, ShareOptions
+from evenstep.worker.api.setup import Asked
 from evenstep.worker.api.share import Share
-from evenstep.worker.arguments import require_known
 from evenstep.worker.iteration import units_of
 from evenstep.worker.meter import COLUMNS, Rows
 from evenstep.worker.nonfinite import NonfiniteGuard
@@ -82,10 +81,14 @@ class Balancer(Loop):
         all_gather: AllGather | None = None,
         length: int,
         global_batch_size: int,
+        drop_last: bool = False,
+        shuffle: bool = True,
+        seed: int = 0,
+        smallest_batch: int = 1,
+        largest_batch: int | None = None,
         averages: bool = False,
-        **options: Unpack[ShareOptions],
+        run_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        require_known(options, ShareOptions.__annotations__, "Balancer")
         asked = Asked.of(
             LaunchSettings.from_environment(os.environ),
             partial(_check, averages=averages),
@@ -94,7 +97,12 @@ class Balancer(Loop):
             workers=workers,
             length=length,
             global_batch_size=global_batch_size,
-            **options,
+            drop_last=drop_last,
+            shuffle=shuffle,
+            seed=seed,
+            smallest_batch=smallest_batch,
+            largest_batch=largest_batch,
+            run_dir=run_dir,
         )
         worker = asked.worker
         if all_gather is None and asked.workers > 1:
