@@ -9,7 +9,8 @@ import numpy as np
 from evenstep.core.state import Stateful
 from evenstep.core.values import IntArray
 
-_largest, _total = np.maximum.reduce, np.add.reduce  # In every iteration, and array methods are two calls more.
+# In every iteration, and array methods are two calls more.
+_largest, _total, _all = np.maximum.reduce, np.add.reduce, np.logical_and.reduce
 
 
 @final
@@ -90,7 +91,7 @@ class ChangeCost(Stateful):
         else:
             if self._used.shape[1:] != samples.shape:
                 self._used = np.zeros((0, len(samples)), dtype=np.int64)
-            self._changed = np.flatnonzero((self._used != samples).all(axis=0))
+            self._changed = _all(self._used != samples, axis=0).nonzero()[0]
             self._same, self._samples = 1, samples
             if len(self._changed):
                 self._times += 1
