@@ -1,5 +1,7 @@
 """Over a network, weights are sent from where the server keeps them, and each answer has those of one version."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -105,3 +107,14 @@ def test_what_arrives_is_what_was_answered(server, worker):
         server.ends[worker].receive_payload(memoryview(content))
         arrived.append(np.frombuffer(content[:4], dtype=np.float32)[0])
     assert arrived[1] == -WORKERS
+
+
+def test_the_memory_of_messages_goes_with_their_workers(server):
+    for worker in (1, 2, 1):
+        server.commit(worker)
+        server.answer(worker)
+    messages = [weakref.ref(each.message) for each in server.state._former]
+    assert len(messages) == 2
+    for worker in range(WORKERS):
+        server.state.leave(worker, 1)
+    assert not any(message() is not None for message in messages)

@@ -167,6 +167,7 @@ class ShardState:
         if slot is not None and slot.incarnation == incarnation:
             del self.slots[worker]
             slot.close()
+            self._former.clear()  # With fewer workers, weights lie in fewer messages.
 
     # Pushes.
 
