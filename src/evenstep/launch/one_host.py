@@ -10,6 +10,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
     rendezvous_handler_registry,
 )
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from evenstep.launch.c10d import TCPStore
 
@@ -19,18 +20,14 @@ LOOPBACK: Final = "127.0.0.1"
 
 
 @final
-class OneHost(RendezvousHandler):
+class OneHost(StaticTCPRendezvous):
     """The rendezvous of a single torchrun agent.
 
     Each start of the workers gets a new store, so that no worker finds the addresses of those before it.
     """
 
     def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
-
-    @property
-    def use_agent_store(self) -> bool:
-        return True
+        super().__init__(LOOPBACK, 0, rank=0, world_size=1, run_id=run_id, timeout=0)
 
     def get_backend(self) -> str:
         return ONE_HOST
@@ -39,22 +36,7 @@ class OneHost(RendezvousHandler):
         listening = socket.create_server((LOOPBACK, 0))
         port = listening.getsockname()[1]
         store = TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
-        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(LOOPBACK, port))
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        """Do nothing: no other agent can come that would have to know."""
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return self._run_id
-
-    def shutdown(self) -> bool:
-        return True
+        return RendezvousInfo(store, self.rank, self.world_size, RendezvousStoreInfo(LOOPBACK, port))
 
 
 def register() -> None:
