@@ -10,7 +10,6 @@ import numpy as np
 
 from evenstep.report.iterations import Iterations
 from evenstep.report.recorded import RecordedRun
-from evenstep.report.timeline import times_of
 
 _SLOW_FROM = 1.5
 """An iteration with this many times the usual seconds per sample is drawn as a slow one."""
@@ -64,10 +63,10 @@ def same_window(runs: Sequence[RecordedRun], iterations: int) -> list[Window] | 
 
 def between(run: RecordedRun, start: float, seconds: float) -> Window:
     """What the workers did in so many seconds from `start` on, each where its own clock has it."""
-    usual, times = _usual(run), times_of(run)
+    usual = _usual(run)
     lanes = {}
     for worker, done in run.iterations.items():
-        began = times.began[worker] - start
+        began = done.began - start
         inside = np.flatnonzero((began < seconds) & (began + done.iteration_seconds > 0))
         lanes[worker] = tuple(_span(done, number, began[number], usual) for number in inside)
     return Window(lanes=lanes, seconds=seconds)

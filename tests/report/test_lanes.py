@@ -8,7 +8,6 @@ from support.made_log import events_of
 from support.records import run_from
 
 from evenstep.report.stretches import binned, shares
-from evenstep.report.timeline import times_of
 
 durations = st.lists(st.floats(0.0, 0.1), min_size=3, max_size=3).map(tuple)
 
@@ -16,10 +15,9 @@ durations = st.lists(st.floats(0.0, 0.1), min_size=3, max_size=3).map(tuple)
 @given(parts=st.lists(durations, min_size=1, max_size=4), stretches=st.integers(1, 50))
 def test_no_second_of_any_part_is_lost_or_counted_twice(parts, stretches):
     run = run_from(events_of(parts))
-    times = times_of(run)
-    edges = np.linspace(0.0, times.seconds, stretches + 1)
-    for worker, done in run.iterations.items():
-        found = shares(done, times.began[worker], edges)
+    edges = np.linspace(0.0, run.seconds, stretches + 1)
+    for done in run.iterations.values():
+        found = shares(done, edges)
         for part, seconds in done.parts.items():
             assert (found[part] * np.diff(edges)).sum() == pytest.approx(seconds.sum(), abs=1e-6)
         assert np.sum(list(found.values()), axis=0).max() <= 1 + 1e-6
@@ -53,6 +51,6 @@ def test_clocks_of_two_hosts_are_brought_together():
     for event in events:
         if event["worker"] == 1:  # Its host was started later, so its clock shows less.
             event |= {key: event[key] - 70.0 for key in ("at",) if key in event}
-    times = times_of(run_from(events))
-    assert times.began[1].tolist() == pytest.approx(times.began[0].tolist())
-    assert times.since_begin(131.0, worker=1) == pytest.approx(101.0)
+    run = run_from(events)
+    assert run.iterations[1].began.tolist() == pytest.approx(run.iterations[0].began.tolist())
+    assert run.since_begin(131.0, 1) == pytest.approx(101.0)

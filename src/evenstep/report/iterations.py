@@ -1,7 +1,7 @@
 """The iterations of one worker as columns, so that a run of a million iterations fits in memory."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Final, Self, TypeAlias, final
@@ -23,7 +23,7 @@ _AT_ONCE: Final = 256  # Events that become a block of columns together, which i
 class Iterations:
     """One worker's iterations in order; each column has the shape [iterations], with NaN for unknown values.
 
-    `numbers` count from 0 over the whole run. `began` is in seconds of the worker's clock. `measured` holds the samples
+    `numbers` count from 0 over the whole run. `began` is in seconds since the run began. `measured` holds the samples
     to which the compute seconds belong: on a GPU those of the iteration before, and if samples have costs, in average
     samples. `cost` is in average samples, and so is `padding`, the part of it that is padding. On servers,
     `staleness` (versions), `behind` (global batches) and `lead` (iterations) describe the iteration's push.
@@ -84,6 +84,14 @@ class Iterations:
 
 
 _COLUMNS: Final = tuple(field.name for field in fields(Iterations))
+
+
+def joined(workers: Iterable[Iterations]) -> Iterations:
+    """The iterations of several workers, worker after worker."""
+    together = list(workers)
+    return Iterations(**{name: np.concatenate([getattr(each, name) for each in together]) for name in _COLUMNS})
+
+
 _RECORDED: Final = attrgetter("iteration", "at", *_COLUMNS[2:-1])
 """The event's field for each column, in order; the last column, `measured`, follows from the event's row."""
 

@@ -17,8 +17,8 @@ from evenstep.report.account.served import served_verdict
 from evenstep.report.account.verdict import Verdict, duration, verdict_of
 from evenstep.report.conclusions import account_of, served_workers
 from evenstep.report.happened import Happening
-from evenstep.report.recorded import RecordedRun, RunBuilder
-from evenstep.report.summary import ElasticSummary, WorkerSummary, elastic_summary, worker_summary
+from evenstep.report.recorded import ElasticRecord, RecordedRun, RunBuilder
+from evenstep.report.summary import WorkerSummary, worker_summary
 from evenstep.telemetry.events import Disturbed, Ended, Event, Failed, Joined, Left, Run, WorkerEvent
 
 _RECENT: Final = 50
@@ -61,7 +61,7 @@ class LiveView:
     waiting_share: float
     workers: tuple[LiveWorker, ...]
     verdict: Verdict
-    elastic: ElasticSummary | None
+    elastic: ElasticRecord | None
     latest: tuple[str, ...]
 
 
@@ -126,7 +126,7 @@ class LiveRun:
             waiting_share=float(np.mean([each.recent.waiting_share for each in workers])),
             workers=workers,
             verdict=_verdict(run, recent),
-            elastic=None if run.elastic is None else elastic_summary(run.elastic),
+            elastic=run.elastic,
             latest=_latest(run),
         )
 

@@ -11,7 +11,7 @@ import numpy as np
 from evenstep.report.conclusions import conclusions_of
 from evenstep.report.recorded import RecordedRun
 from evenstep.report.summary import RunSummary, speed_ups, summary_of
-from evenstep.report.timeline import Curve, Move, Times, curves_of, moves_of, times_of
+from evenstep.report.timeline import Curve, Move, curves_of, moves_of
 
 
 @final
@@ -26,7 +26,6 @@ class RunOverview:
     next: str = ""
     run: RecordedRun
     summary: RunSummary
-    times: Times
     moves: tuple[Move, ...]
     curves: tuple[Curve, ...]
 
@@ -37,14 +36,13 @@ class RunOverview:
 
 def overview_of(name: str, run: RecordedRun) -> RunOverview:
     """The overview of a run."""
-    concluded, times = conclusions_of(run), times_of(run)
+    concluded = conclusions_of(run)
     return RunOverview(
         name=name,
         run=run,
         summary=summary_of(run, concluded),
-        times=times,
-        moves=tuple(moves_of(run, times, concluded.elasticities)),
-        curves=tuple(curves_of(run, times)),
+        moves=tuple(moves_of(run, concluded.elasticities)),
+        curves=tuple(curves_of(run)),
     )
 
 
@@ -82,7 +80,7 @@ def values_of(overview: RunOverview) -> dict[str, Any]:
         "size_changes": [asdict(each) for each in overview.moves],
         "events": [
             {
-                "seconds": overview.times.since_begin(each.event.at, each.writer),
+                "seconds": None if each.event.at is None else overview.run.since_begin(each.event.at, each.writer),
                 "event": each.event.kind,
                 "worker": each.worker,
                 "text": each.text,

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import chain, groupby
 from pathlib import Path
@@ -66,31 +66,27 @@ class ServerRecord:
 
 
 @final
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticRecord:
-    """The members of an elastic run: `joins` and `deaths` of processes, and the steps that `lost` a member."""
+    """The members of an elastic run over time.
 
-    joins: int = 0
-    deaths: int = 0
-    lost: set[tuple[int, int]] = field(default_factory=set)
-    changes: list[MembersChanged] = field(default_factory=list)
+    Attributes:
+        members: The latest members on this host.
+        joins: How often a process has joined.
+        deaths: How often one has failed, if the launcher's events are in the run directory.
+        not_counted: The number of steps that did not count, since a member was lost, and were computed again.
+    """
 
-    def take(self, event: Event) -> None:
-        """Add an event."""
-        match event:
-            case Run():
-                self.joins += 1
-            case WorkerFailed():
-                self.deaths += 1
-            case NotCounted():
-                self.lost.add((event.worker, event.iteration))
-            case MembersChanged():
-                self.changes.append(event)
+    members: tuple[int, ...]
+    joins: int
+    deaths: int
+    not_counted: int
 
     @property
-    def members(self) -> Sequence[int]:
-        """The latest members on this host."""
-        return max(self.changes, key=lambda each: each.at).members if self.changes else ()
+    def text(self) -> str:
+        """The same in a line."""
+        there = " ".join(map(str, self.members))
+        return f"members {there}; {self.joins} joined, {self.deaths} died; steps that did not count: {self.not_counted}"
 
 
 @final
@@ -99,7 +95,7 @@ class RecordedRun:
     """A run.
 
     Attributes:
-        iterations: The iterations by worker. On servers, workers have different numbers of iterations.
+        iterations: The iterations by worker, in order. On servers, workers have different numbers of iterations.
         about: The event with which each worker started.
         planned: Each change of all workers' batch sizes.
         servers: The records of parameter servers; None for a run without servers.
@@ -108,6 +104,7 @@ class RecordedRun:
         happenings: Events that deserve a line each.
         failed: The failures of workers' processes, by worker.
         devices: The states of GPUs, by worker, where they were recorded.
+        began: The begin of the first iteration, by the wall clock.
     """
 
     scheme: str
@@ -122,11 +119,12 @@ class RecordedRun:
     happenings: tuple[Happening, ...]
     failed: Mapping[int, str]
     devices: Mapping[int, Sequence[DeviceSampled]]
+    began: float
 
     @property
     def workers(self) -> list[int]:
         """The workers that recorded anything, by rank."""
-        return sorted(self.iterations)
+        return list(self.iterations)
 
     @property
     def unrecorded(self) -> int:
@@ -146,12 +144,11 @@ class RecordedRun:
         """
         if self.elastic is not None:
             last = max(done.numbers[-1] for done in self.iterations.values())
-            there = {worker: self.iterations[worker] for worker in self.workers}
-            there = {worker: _since_begun(done) for worker, done in there.items() if done.numbers[-1] == last}
+            there = {worker: _since_begun(done) for worker, done in self.iterations.items() if done.numbers[-1] == last}
             common = reduce(np.intersect1d, [done.numbers for done in there.values()])
             return {worker: done[np.isin(done.numbers, common)] for worker, done in there.items()}
         stop = self.length if self.servers is None else None
-        return {worker: self.iterations[worker][:stop] for worker in self.workers}
+        return {worker: done[:stop] for worker, done in self.iterations.items()}
 
     @property
     def simulated(self) -> bool:
@@ -174,6 +171,15 @@ class RecordedRun:
         """The offset from a worker's clock to the wall clock; None: from the clock of the servers and the launcher."""
         return self.about[min(self.about) if writer is None else writer].wall_offset
 
+    @property
+    def seconds(self) -> float:
+        """The end of the last iteration, in seconds since the run began."""
+        return max(float((done.began + done.iteration_seconds).max()) for done in self.iterations.values())
+
+    def since_begin(self, at: float, writer: int | None) -> float:
+        """A time of a worker's clock, or of the servers and the launcher (None), since the run began; at least 0."""
+        return max(0.0, at - (self.began - self.wall_offset(writer)))
+
 
 @final
 class RunBuilder:
@@ -192,7 +198,10 @@ class RunBuilder:
         self._devices: dict[int, list[DeviceSampled]] = defaultdict(list)
         self._happenings: list[Happening] = []
         self._failed: dict[int, str] = {}
-        self._servers, self._elastic = ServerRecord(), ElasticRecord()
+        self._servers = ServerRecord()
+        self._members: MembersChanged | None = None
+        self._joins = self._deaths = 0
+        self._not_counted: set[int] = set()
         self.done: dict[int, IterationsBuilder] = {}
 
     def take(self, event: Event) -> None:
@@ -203,8 +212,10 @@ class RunBuilder:
             return
         if isinstance(event, IterationDone):
             self.done[event.worker].take(event)
-            return
-        self._elastic.take(event)
+        else:
+            self._take_other(event)
+
+    def _take_other(self, event: Event) -> None:
         self._servers.take(event)
         match event:
             case Planned():
@@ -218,12 +229,18 @@ class RunBuilder:
                 self._devices[event.worker].append(event)
             case WorkerFailed():
                 self._failed[event.worker] = event.how
+                self._deaths += 1
+            case NotCounted():
+                self._not_counted.add(event.iteration)
+            case MembersChanged() if self._members is None or event.at > self._members.at:
+                self._members = event
         if (happening := happening_of(event)) is not None:
             self._happenings.append(happening)
 
     def _start(self, event: Run) -> None:
         worker = event.worker
         self._about[worker] = event
+        self._joins += 1
         if event.engine not in (SERVER, ELASTIC) or worker not in self.done:
             self.done[worker] = IterationsBuilder(keep=self._keep)
             self._plans[worker], self._notes[worker], self._devices[worker] = [], [], []
@@ -242,19 +259,34 @@ class RunBuilder:
         if newest is None or not iterations:
             raise ConfigError("no worker has finished an iteration yet: there is nothing to report")
         served, elastic = newest.engine == SERVER, newest.engine == ELASTIC
+        planned = self._planned(iterations)
+        if not (served or elastic):
+            iterations = true_waits(iterations)
+        # The wall clocks at the workers' starts relate the clocks of several hosts.
+        on_wall = {worker: iterations[worker].began + self._about[worker].wall_offset for worker in sorted(iterations)}
+        began = min(float(starts[0]) for starts in on_wall.values())
         return RecordedRun(
             scheme=newest.scheme,
             global_batch_size=newest.global_batch_size,
             iterations_per_epoch=newest.iterations_per_epoch,
-            iterations=iterations if served or elastic else true_waits(iterations),
+            iterations={worker: replace(iterations[worker], began=at - began) for worker, at in on_wall.items()},
             about=dict(self._about),
-            planned=self._planned(iterations),
+            planned=planned,
             servers=self._servers if served else None,
-            elastic=self._elastic if elastic else None,
+            elastic=self._elastic() if elastic else None,
             notes=tuple(note for notes in self._notes.values() for note in notes),
             happenings=tuple(self._happenings),
             failed=dict(self._failed),
             devices={worker: states for worker, states in self._devices.items() if states},
+            began=began,
+        )
+
+    def _elastic(self) -> ElasticRecord:
+        return ElasticRecord(
+            members=() if self._members is None else tuple(self._members.members),
+            joins=self._joins,
+            deaths=self._deaths,
+            not_counted=len(self._not_counted),
         )
 
     def _planned(self, iterations: Mapping[int, Iterations]) -> tuple[Planned, ...]:

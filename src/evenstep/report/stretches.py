@@ -9,16 +9,16 @@ from evenstep.report.account.account import Part
 from evenstep.report.iterations import FloatArray, Iterations
 
 
-def shares(done: Iterations, began: FloatArray, edges: FloatArray) -> dict[Part, FloatArray]:
+def shares(done: Iterations, edges: FloatArray) -> dict[Part, FloatArray]:
     """The share of each part in a worker's time between neighbouring edges, 0 to 1, of shape [edges - 1].
 
-    `began` holds the starts of iterations. Time between iterations (an evaluation, a pause) is in no part. The shares
-    are exact for any edges: each part's seconds up to a time are a piecewise linear function, which is interpolated.
+    Time between iterations (an evaluation, a pause) is in no part. The shares are exact for any edges: each part's
+    seconds up to a time are a piecewise linear function, which is interpolated.
     """
     seconds = np.stack(list(done.parts.values()), axis=1)
-    ends = began[:, np.newaxis] + np.cumsum(seconds, axis=1)
+    ends = done.began[:, np.newaxis] + np.cumsum(seconds, axis=1)
     # An iteration's parts may overlap the next one's start by the clock's last digits.
-    times = np.maximum.accumulate(np.column_stack([began, ends]).ravel()).reshape(len(began), -1)
+    times = np.maximum.accumulate(np.column_stack([done.began, ends]).ravel()).reshape(len(done), -1)
     result = {}
     for index, part in enumerate(Part):
         grown = np.concatenate([[0.0], np.cumsum(seconds[:, index])])

@@ -11,7 +11,7 @@ from evenstep.report.account.account import Part
 from evenstep.report.account.gain import Interval
 from evenstep.report.account.verdict import Verdict
 from evenstep.report.conclusions import Conclusions, conclusions_of
-from evenstep.report.iterations import FloatArray, Iterations
+from evenstep.report.iterations import FloatArray, Iterations, joined
 from evenstep.report.recorded import ElasticRecord, RecordedRun, ServerRecord, read_run
 
 
@@ -105,30 +105,6 @@ class ServedSummary:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ElasticSummary:
-    """The members of an elastic run over time.
-
-    Attributes:
-        members: The latest members on this host.
-        joins: How often a process has joined.
-        deaths: How often one has failed, if the launcher's events are in the run directory.
-        not_counted: The number of steps that did not count, since a member was lost, and were computed again.
-    """
-
-    members: tuple[int, ...]
-    joins: int
-    deaths: int
-    not_counted: int
-
-    @property
-    def text(self) -> str:
-        """The same in a line."""
-        there = " ".join(map(str, self.members))
-        return f"members {there}; {self.joins} joined, {self.deaths} died; steps that did not count: {self.not_counted}"
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
     """A run.
 
@@ -171,7 +147,7 @@ class RunSummary:
     verdict: Verdict
     workers: tuple[WorkerSummary, ...]
     served: ServedSummary | None
-    elastic: ElasticSummary | None
+    elastic: ElasticRecord | None
 
     @property
     def iteration_seconds(self) -> float:
@@ -195,9 +171,7 @@ def summary_of(run: RecordedRun, concluded: Conclusions | None = None) -> RunSum
     seconds = [float(done.iteration_seconds.sum()) for done in counted.values()]
     training_seconds, iterations = seconds[0] if run.servers is None else max(seconds), max(map(len, counted.values()))
     if run.elastic is not None:  # The time in which a step did not count belongs to no iteration.
-        iterations = len(np.unique(np.concatenate([done.numbers for done in counted.values()])))
-        begin = min(float(done.began[0]) for done in counted.values())
-        training_seconds = max(float(done.began[-1] + done.iteration_seconds[-1]) for done in counted.values()) - begin
+        iterations, training_seconds = len(np.unique(joined(counted.values()).numbers)), run.seconds
     samples_per_second = sum(int(done.samples.sum()) for done in counted.values()) / training_seconds
     workers = tuple(worker_summary(run, worker, concluded.slowdowns.get(worker)) for worker in run.workers)
     ideal = sum(each.speed for each in workers)
@@ -220,7 +194,7 @@ def summary_of(run: RecordedRun, concluded: Conclusions | None = None) -> RunSum
         verdict=concluded.verdict,
         workers=workers,
         served=None if run.servers is None else _served(run.servers, training_seconds),
-        elastic=None if run.elastic is None else elastic_summary(run.elastic),
+        elastic=run.elastic,
     )
 
 
@@ -277,16 +251,6 @@ def _known(values: FloatArray) -> FloatArray:
     """The known values, or a zero."""
     known = values[np.isfinite(values)]
     return known if len(known) else np.zeros(1)
-
-
-def elastic_summary(record: ElasticRecord) -> ElasticSummary:
-    """The summary of who came and went."""
-    return ElasticSummary(
-        members=tuple(record.members),
-        joins=record.joins,
-        deaths=record.deaths,
-        not_counted=len({iteration for _, iteration in record.lost}),
-    )
 
 
 def _served(servers: ServerRecord, training_seconds: float) -> ServedSummary:

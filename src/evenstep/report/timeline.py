@@ -7,48 +7,9 @@ from typing import final
 import numpy as np
 
 from evenstep.report.account.account import ALIKE
-from evenstep.report.iterations import FloatArray
+from evenstep.report.iterations import FloatArray, joined
 from evenstep.report.recorded import RecordedRun
 from evenstep.telemetry.events import Noted, Planned
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
-    """The starts of iterations, in seconds since the run started: `began[worker]` has the shape [iterations].
-
-    `seconds` is the end of the last iteration. `zeros[worker]` is the reading of each worker's clock at the start of
-    the run.
-    """
-
-    began: Mapping[int, FloatArray]
-    seconds: float
-    zeros: Mapping[int, float]
-
-    def since_begin(self, at: float | None, worker: int | None = None) -> float | None:
-        """Convert a time of a worker's clock to this axis; at least 0.
-
-        Servers and launcher (None) use the clock of the first worker, whose host they share.
-        """
-        if at is None:
-            return None
-        # Workers without a finished iteration are not included.
-        first = self.zeros[min(self.zeros)]
-        return max(0.0, at - (first if worker is None else self.zeros.get(worker, first)))
-
-
-def times_of(run: RecordedRun) -> Times:
-    """The times of a run; the wall clock recorded at each worker's start relates the clocks of several hosts."""
-    offsets = {worker: run.wall_offset(worker) for worker in run.workers}
-    began = {worker: run.iterations[worker].began + offsets[worker] for worker in run.workers}
-    first = min(float(each[0]) for each in began.values())
-    ends = ((began[worker] + run.iterations[worker].iteration_seconds).max() for worker in run.workers)
-    return Times(
-        began={worker: each - first for worker, each in began.items()},
-        seconds=float(max(ends)) - first,
-        zeros={worker: first - offset for worker, offset in offsets.items()},
-    )
-
 
 # Changes of sizes.
 
@@ -65,24 +26,23 @@ class Move:
     reason: str
 
 
-def moves_of(run: RecordedRun, times: Times, elasticities: Mapping[int, float]) -> list[Move]:
+def moves_of(run: RecordedRun, elasticities: Mapping[int, float]) -> list[Move]:
     """The changes of the planned sizes by more than an eighth of an equal share since the previous one, in order.
 
     The reason is the worker whose time for an equal share has changed most. The `elasticities` are the parts of the
     workers' times that depend on their batch sizes.
     """
-    teller = run.workers[0]
-    began, numbers = times.began[teller], run.iterations[teller].numbers
+    teller = run.iterations[run.workers[0]]
     moves = []
     before = run.planned[0]
     for after in run.planned[1:]:
         if not _moved(before.batch_sizes, after.batch_sizes):
             continue
-        index = min(int(np.searchsorted(numbers, after.iteration)), len(began) - 1)
+        index = min(int(np.searchsorted(teller.numbers, after.iteration)), len(teller) - 1)
         then, now = (_seconds_before(run, each.iteration, elasticities) for each in (before, after))
         move = Move(
             iteration=after.iteration,
-            seconds=float(began[index]),
+            seconds=float(teller.began[index]),
             before=tuple(before.batch_sizes),
             after=tuple(after.batch_sizes),
             reason=(_came_or_went(before, after) if run.elastic is not None else "") or _reason(then, now),
@@ -147,27 +107,27 @@ class Curve:
     weights: FloatArray
 
 
-def curves_of(run: RecordedRun, times: Times) -> list[Curve]:
+def curves_of(run: RecordedRun) -> list[Curve]:
     """The curves of a run, by name.
 
     Behind a barrier, values that several workers noted in the same iteration become one, their mean weighted by
     samples: for a mean loss on each worker, this is the loss of the union batch.
     """
-    ends = np.concatenate([times.began[worker] + run.iterations[worker].iteration_seconds for worker in run.workers])
-    trained = np.concatenate([run.iterations[worker].samples for worker in run.workers])
+    together = joined(run.iterations.values())
+    ends = together.began + together.iteration_seconds
     order = np.argsort(ends, kind="stable")
-    ends, trained = ends[order], np.cumsum(trained[order])
+    ends, trained = ends[order], np.cumsum(together.samples[order])
     curves = []
     for name in sorted({name for note in run.notes for name in note.values}):
-        seconds, values, weights = _values(run, times, name)
+        seconds, values, weights = _values(run, name)
         samples = np.interp(seconds, ends, trained, left=0.0)
         curves.append(Curve(name=name, seconds=seconds, samples=samples, values=values, weights=weights))
     return curves
 
 
-def _values(run: RecordedRun, times: Times, name: str) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _values(run: RecordedRun, name: str) -> tuple[FloatArray, FloatArray, FloatArray]:
     notes = notes_of(run, name)
-    at = np.array([times.since_begin(note.at, note.worker) or 0.0 for note, _ in notes])
+    at = np.array([run.since_begin(note.at, note.worker) for note, _ in notes])
     value = np.array([value for _, value in notes])
     # A note on a copy of another worker's sample counts only if there is no other note.
     weight = np.array([max(note.samples, 1e-9) for note, _ in notes])

@@ -8,15 +8,12 @@ from typing import Any, Final, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
-from evenstep.report.iterations import FloatArray, Iterations
+from evenstep.report.iterations import Iterations
 from evenstep.report.overview import RunOverview
 from evenstep.report.page.tables import Table
 
 Options: TypeAlias = dict[str, Any]
 """Input of plotly.js: a trace, a layout, or a part of them."""
-
-Lane: TypeAlias = tuple[Iterations, FloatArray]
-"""A worker's iterations, and their starts on the time axis."""
 
 MAX_WORKERS: Final = 32
 """The most workers in one plot; tables have all."""
@@ -42,18 +39,15 @@ class Plot:
     views: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
-def lanes_of(overview: RunOverview, most: int = MAX_WORKERS) -> dict[str, Lane]:
-    """The lanes of all workers by name; if there are more than `most`, of those that waited most and least.
+def lanes_of(overview: RunOverview, most: int = MAX_WORKERS) -> dict[str, Iterations]:
+    """The iterations of all workers by name; if there are more than `most`, of those that waited most and least.
 
     The name of the worker that the verdict is about says that it is slow.
     """
     by_waiting = [each.worker for each in sorted(overview.summary.workers, key=lambda each: each.waiting_share)]
     half = most // 2
     workers = sorted(by_waiting if len(by_waiting) <= most else by_waiting[:half] + by_waiting[-half:])
-    return {
-        f"worker {overview.marked(each)}": (overview.run.iterations[each], overview.times.began[each])
-        for each in workers
-    }
+    return {f"worker {overview.marked(each)}": overview.run.iterations[each] for each in workers}
 
 
 def layout_of(

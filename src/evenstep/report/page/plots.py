@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from evenstep.report.iterations import FloatArray
+from evenstep.report.iterations import FloatArray, joined
 from evenstep.report.overview import RunOverview
 from evenstep.report.page.blocks import POINTS, TIME, Options, Plot, lanes_of, layout_of, line
 from evenstep.report.page.tables import Table
@@ -36,9 +36,9 @@ def plots_of(overview: RunOverview) -> list[Plot]:
 
 def _sizes_plot(overview: RunOverview) -> Plot:
     whole, series = _whole_slices(overview.run), {}
-    for name, (done, began) in lanes_of(overview).items():
-        kept = np.isin(done.numbers, whole)
-        series[name] = binned(began[kept], done.samples[kept], POINTS)
+    for name, done in lanes_of(overview).items():
+        kept = done[np.isin(done.numbers, whole)]
+        series[name] = binned(kept.began, kept.samples, POINTS)
     sizes = ", ".join(f"worker {each.worker} {each.last_batch_size}" for each in overview.summary.workers[:16])
     summary = f"The samples of each worker's iterations over time. At the end: {sizes}."
     layout = layout_of(TIME, "samples per iteration")
@@ -47,19 +47,19 @@ def _sizes_plot(overview: RunOverview) -> Plot:
 
 def _whole_slices(run: RecordedRun) -> FloatArray:
     """The numbers of the iterations with a whole global batch; of all iterations if that is not known."""
-    together = list(run.iterations.values())
-    numbers, at = np.unique(np.concatenate([each.numbers for each in together]), return_inverse=True)
-    totals = np.bincount(at, weights=np.concatenate([each.samples for each in together]), minlength=len(numbers))
+    together = joined(run.iterations.values())
+    numbers, at = np.unique(together.numbers, return_inverse=True)
+    totals = np.bincount(at, weights=together.samples, minlength=len(numbers))
     whole = numbers[totals >= run.global_batch_size]
     return whole if len(whole) and run.servers is None and not run.unrecorded else numbers
 
 
 def _speeds_plot(overview: RunOverview) -> Plot:
     series = {}
-    for name, (done, began) in lanes_of(overview).items():
+    for name, done in lanes_of(overview).items():
         computed = (done.samples > 0) & (done.compute_seconds > 0)
         speed = np.where(computed, done.samples / np.where(computed, done.compute_seconds, 1.0), np.nan)
-        series[name] = binned(began, speed, POINTS)
+        series[name] = binned(done.began, speed, POINTS)
     layout = layout_of(TIME, "samples/s of compute", y={"rangemode": "tozero"})
     summary = "Samples per second of pure compute of each worker over time."
     return _series_plot(f"speeds-{overview.name}", "Speeds", summary, layout, series)

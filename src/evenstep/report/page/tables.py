@@ -6,7 +6,8 @@ from typing import Final, final
 
 from evenstep.report.account.account import Part
 from evenstep.report.overview import RunOverview
-from evenstep.report.summary import ElasticSummary, ServedSummary, WorkerSummary, speed_ups
+from evenstep.report.recorded import ElasticRecord
+from evenstep.report.summary import ServedSummary, WorkerSummary, speed_ups
 from evenstep.telemetry.events import DeviceSampled
 
 _MAX_EVENTS: Final = 200  # Rows; --json has all.
@@ -63,7 +64,7 @@ def _served(served: ServedSummary | None) -> dict[str, str]:
     }
 
 
-def _elastic(elastic: ElasticSummary | None) -> dict[str, str]:
+def _elastic(elastic: ElasticRecord | None) -> dict[str, str]:
     if elastic is None:
         return {}
     return {
@@ -146,8 +147,9 @@ def events_table(overview: RunOverview) -> Table:
         for move in overview.moves
     ]
     for each in overview.run.happenings:
-        at = overview.times.since_begin(each.event.at, each.writer)
-        found.append((float("inf") if at is None else at, each.event.kind.replace("_", " "), each.text))
+        at = each.event.at
+        seconds = float("inf") if at is None else overview.run.since_begin(at, each.writer)
+        found.append((seconds, each.event.kind.replace("_", " "), each.text))
     found.sort(key=lambda row: row[0])
     shown = found if len(found) <= _MAX_EVENTS else [*found[: _MAX_EVENTS // 2], *found[-_MAX_EVENTS // 2 :]]
     left = len(found) - len(shown)

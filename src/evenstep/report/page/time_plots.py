@@ -1,14 +1,15 @@
 """The use of time: each worker's lane over the whole run, and single iterations as bars."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from evenstep.report.account.account import Part
-from evenstep.report.iterations import FloatArray
+from evenstep.report.iterations import FloatArray, Iterations, joined
 from evenstep.report.overview import RunOverview
-from evenstep.report.page.blocks import MAX_WORKERS, POINTS, TIME, Lane, Options, Plot, lanes_of, layout_of, line
+from evenstep.report.page.blocks import MAX_WORKERS, POINTS, TIME, Options, Plot, lanes_of, layout_of, line
 from evenstep.report.page.tables import Table, parts_table
 from evenstep.report.stretches import shares
 
@@ -30,8 +31,8 @@ _HATCHED: Final[Options] = {"shape": "/", "size": 6, "solidity": 0.25, "fgcolor"
 
 def lanes_plot(overview: RunOverview) -> Plot:
     """A lane for each worker, whose height is divided by the worker's activities at each moment."""
-    lanes, seconds = lanes_of(overview), overview.times.seconds
-    stretches = min(POINTS, 8 * max(len(done) for done, _ in lanes.values()))
+    lanes, seconds = lanes_of(overview), overview.run.seconds
+    stretches = min(POINTS, 8 * max(map(len, lanes.values())))
     edges = np.linspace(0.0, max(seconds, 1e-9), stretches + 1)
     worst = max(overview.summary.workers, key=lambda each: each.waiting_share)
     return Plot(
@@ -40,11 +41,7 @@ def lanes_plot(overview: RunOverview) -> Plot:
         summary=f"One lane per worker over {seconds:.4g} seconds: the part of each moment that went on input, compute,"
         f" waiting, communication and the script. Worker {worst.worker} waited most, {worst.waiting_share:.0%} of its"
         " time.",
-        traces=[
-            trace
-            for row, (done, began) in enumerate(lanes.values())
-            for trace in _lane(edges, shares(done, began, edges), row)
-        ],
+        traces=[trace for row, done in enumerate(lanes.values()) for trace in _lane(edges, shares(done, edges), row)],
         layout=layout_of(
             TIME,
             "",
@@ -85,7 +82,7 @@ def close_up_plot(overview: RunOverview) -> Plot:
     """Single iterations in a few stretches of the run, with their samples."""
     length = _stretch_seconds(overview)
     views = {name: (begin, begin + length) for name, begin in _stretches(overview, length).items()}
-    lanes = {name: _within(lane, views.values()) for name, lane in lanes_of(overview).items()}
+    lanes = {name: _within(done, views.values()) for name, done in lanes_of(overview).items()}
     return _bars_plot(
         f"close-{overview.name}",
         "Iterations close up",
@@ -104,9 +101,9 @@ def side_by_side_plot(overviews: Sequence[RunOverview]) -> Plot:
     lanes = {}
     for each in overviews:
         begin = _ordinary(each, length)
-        for name, lane in lanes_of(each, most).items():
-            done, began = _within(lane, [(begin, begin + length)])
-            lanes[name.replace("worker", each.name)] = done, began - begin
+        for name, done in lanes_of(each, most).items():
+            within = _within(done, [(begin, begin + length)])
+            lanes[name.replace("worker", each.name)] = replace(within, began=within.began - begin)
     return _bars_plot(
         "side-by-side",
         "The runs side by side",
@@ -117,29 +114,29 @@ def side_by_side_plot(overviews: Sequence[RunOverview]) -> Plot:
     )
 
 
-def _within(lane: Lane, stretches: Iterable[Sequence[float]]) -> Lane:
-    """The iterations of a lane that overlap any of these stretches of time."""
-    done, began = lane
-    chosen = np.any([(began < end) & (began + done.iteration_seconds > begin) for begin, end in stretches], axis=0)
-    return done[chosen], began[chosen]
+def _within(done: Iterations, stretches: Iterable[Sequence[float]]) -> Iterations:
+    """The iterations that overlap any of these stretches of time."""
+    ends = done.began + done.iteration_seconds
+    return done[np.any([(done.began < end) & (ends > begin) for begin, end in stretches], axis=0)]
 
 
 def _bars_plot(
-    key: str, title: str, summary: str, x_title: str, lanes: Mapping[str, Lane], views: Mapping[str, Sequence[float]]
+    key: str,
+    title: str,
+    summary: str,
+    x_title: str,
+    lanes: Mapping[str, Iterations],
+    views: Mapping[str, Sequence[float]],
 ) -> Plot:
     """The iterations of lanes by name: one trace per part, with the parts of an iteration in sequence."""
-    names = [name for name, (done, _) in lanes.items() for _ in range(len(done))]
-    numbers, samples, starts = (
-        np.concatenate(columns)
-        for columns in zip(*((done.numbers, done.samples, began) for done, began in lanes.values()), strict=True)
-    )
+    names = [name for name, done in lanes.items() for _ in range(len(done))]
+    together = joined(lanes.values())
     rows = [
         {"worker": name, "iteration": f"{number:.0f}", "samples": f"{size:.0f}"}
-        for name, number, size in zip(names, numbers, samples, strict=True)
+        for name, number, size in zip(names, together.numbers, together.samples, strict=True)
     ]
-    traces = []
-    for part in Part:
-        seconds = np.concatenate([done.parts[part] for done, _ in lanes.values()])
+    traces, starts = [], together.began
+    for part, seconds in together.parts.items():
         trace: Options = {
             "type": "bar", "orientation": "h", "name": part.value, "y": names, "base": starts.round(6).tolist(),
             "x": seconds.round(6).tolist(), "marker": {"color": _PART_COLOURS[part]},
@@ -190,13 +187,15 @@ def _stretch_seconds(overview: RunOverview, iterations: int = _CLOSE_UP_ITERATIO
 
 def _stretches(overview: RunOverview, length: float) -> dict[str, float]:
     """The start of each stretch, by name."""
-    last = max(0.0, overview.times.seconds - length)
+    last = max(0.0, overview.run.seconds - length)
     begins = {"an ordinary stretch": _ordinary(overview, length), "the beginning": 0.0}
     if overview.moves:
         begins["the last change of sizes"] = min(last, max(0.0, overview.moves[-1].seconds - length / 2))
     longest = max(overview.run.workers, key=lambda each: overview.run.iterations[each].iteration_seconds.max())
     index = int(overview.run.iterations[longest].iteration_seconds.argmax())
-    begins["the longest iteration"] = min(last, max(0.0, float(overview.times.began[longest][index]) - length / 4))
+    begins["the longest iteration"] = min(
+        last, max(0.0, float(overview.run.iterations[longest].began[index]) - length / 4)
+    )
     return {**begins, "the end": last}
 
 
@@ -205,12 +204,12 @@ def _ordinary(overview: RunOverview, length: float) -> float:
 
     Behind a barrier it lies inside an epoch if that is long enough: at its end slices are short, and scripts evaluate.
     """
-    worker = overview.run.workers[0]
-    done, began = overview.run.iterations[worker], overview.times.began[worker]
+    done = overview.run.iterations[overview.run.workers[0]]
+    began = done.began
     half = len(done) // 2
     count = max(2, round(length / float(np.median(done.iteration_seconds))))
     if len(began) - count <= half:
-        return max(0.0, (overview.times.seconds - length) / 2)
+        return max(0.0, (overview.run.seconds - length) / 2)
     starts = np.arange(half, len(began) - count)
     epochs = done.numbers // max(overview.run.iterations_per_epoch, 1)
     inside = epochs[starts] == epochs[starts + count]
