@@ -24,7 +24,7 @@ from support.processes import CONTEXT
 from evenstep.core.supervision import Supervision
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.launch.server_settings import SECRET_VARIABLE
-from evenstep.launch.supervisor import first_message, group_file, status_file
+from evenstep.launch.supervisor import first_message, status_file
 from evenstep.launch.watch import Watch
 from faults import worker
 from faults.cells import COUNT, LINK, PAUSE_SECONDS, SERVER
@@ -179,7 +179,7 @@ class Workers:
             own = {**environment, "TORCHELASTIC_ERROR_FILE": str(folder / f"error-{rank}.json")}
             process = CONTEXT.Process(target=worker.run_forked, args=(cell, rank, own, str(folder)))
             process.start()
-            group_file(self._status, rank).write_text(f"{process.pid} {process.pid}")
+            self._write(rank, process, processes=[process.pid])
             self._processes.append(process)
         self._running = dict(enumerate(self._processes))
 
@@ -199,16 +199,19 @@ class Workers:
         """As a keeper does."""
         asked = supervision is not None and (supervision.stopped is not None or rank in supervision.to_end)
         del self._running[rank]
-        group_file(self._status, rank).unlink()
-        status = {
+        end = {
+            "worker": rank,
             "exit_code": exit_code,
             "message": first_message(str(self._folder / f"error-{rank}.json")),
             "asked_to_end": asked,
             "at_seconds": time.time(),
         }
-        file = status_file(self._status, rank).with_suffix(".tmp")
-        file.write_text(json.dumps(status))
-        file.replace(status_file(self._status, rank))
+        self._write(rank, self._processes[rank], end=end)
+
+    def _write(self, rank, process, **kept):
+        file = status_file(self._status, rank)
+        file.with_suffix(".tmp").write_text(json.dumps({"worker": rank, "keeper": process.pid, **kept}))
+        file.with_suffix(".tmp").replace(file)
 
     def end(self):
         """Kill what is left, and the exit codes of all, None for those that were killed."""

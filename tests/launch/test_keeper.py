@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from support.guard import GUARD_SECONDS
 
-from evenstep.launch.supervisor import group_file, keeper_command, status_file
+from evenstep.launch.supervisor import keeper_command, status_file
 
 pytestmark = pytest.mark.multiprocess
 
@@ -43,15 +43,19 @@ def run(keep, tmp_path):
     def run(program, *arguments, given="", **options):
         with keep(program, *arguments, **options) as keeper:
             output, error = keeper.communicate(given, timeout=GUARD_SECONDS)
-        assert not group_file(tmp_path, 2).exists()
+        assert kept(tmp_path)["processes"] == []
         return keeper.returncode, output, error, status(tmp_path)
 
     return run
 
 
+def kept(folder):
+    return json.loads(status_file(folder, 2).read_text())
+
+
 def status(folder):
-    file = status_file(folder, 2)
-    return json.loads(file.read_text()) if file.exists() else None
+    """How the worker ended."""
+    return kept(folder)["end"]
 
 
 def test_a_worker_that_finishes_has_its_streams_arguments_and_environment(run):
@@ -70,7 +74,7 @@ def test_a_killed_worker_is_written_down_and_the_keeper_ends_well(run):
     code, _, error, status = run("os.kill(os.getpid(), signal.SIGKILL)")
     assert (code, error) == (0, "")
     assert status.pop("at_seconds") > 0
-    about = {"message": "", "restarts": 0, "again": False, "asked_to_end": False}
+    about = {"worker": 2, "rank": None, "message": "", "restarts": 0, "again": False, "asked_to_end": False}
     assert status == {"exit_code": -signal.SIGKILL, **about}
 
 
@@ -158,7 +162,8 @@ def test_a_worker_dies_with_its_keeper_whose_group_is_left_written_down(keep, tm
         worker = int(keeper.stdout.readline())
         keeper.kill()
         assert keeper.stdout.read() == ""  # the worker had the other end
-    assert group_file(tmp_path, 2).read_text() == f"{worker} {keeper.pid}"
+    found = kept(tmp_path)
+    assert (found["processes"], found["keeper"], found["end"]) == ([worker], keeper.pid, None)
 
 
 def test_a_keeper_whose_parent_dies_ends_its_worker(tmp_path):

@@ -44,7 +44,7 @@ from evenstep.launch.one_host import LOOPBACK, ONE_HOST, register
 from evenstep.launch.run_failed import RunFailedError, failure_of, failure_of_all, failure_to_begin
 from evenstep.launch.server_settings import SECRET_VARIABLE, SERVER_COMMAND, ServerSettings
 from evenstep.launch.supervisor import keeper_command
-from evenstep.launch.watch import Watch, read_endings, read_groups
+from evenstep.launch.watch import Watch, read_endings, read_kept
 from evenstep.schemes import Served, parse_scheme
 from evenstep.telemetry.events import LauncherEvent, ServerFailed, ServersLost, ServersRestarted
 from evenstep.telemetry.recorder import line_of
@@ -189,7 +189,7 @@ def _run_workers(command: _Command, settings: LaunchSettings, status_dir: Path, 
     except ChildFailedError as failed:
         if supervision.stopped is None:
             # Without those that torchrun's agent had asked to end.
-            asked = {group.worker for group in read_groups(status_dir) if group.asked}
+            asked = {each.worker for each in read_kept(status_dir) if each.processes and each.asked}
             ends = {worker: -each.exitcode for worker, each in failed.failures.items() if worker not in asked}
             killed = {worker: number for worker, number in ends.items() if number > 0 and number != signal.SIGTERM}
             raise failure_of(read_endings(status_dir), killed) from None
@@ -201,9 +201,10 @@ def _run_workers(command: _Command, settings: LaunchSettings, status_dir: Path, 
     finally:
         _stop_leftovers()
         # What the workers of killed keepers left, such as the processes of a data loader.
-        for group in read_groups(status_dir):
+        for each in read_kept(status_dir):
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(group.leader, signal.SIGKILL)
+                if each.processes:
+                    os.killpg(each.processes[0], signal.SIGKILL)
     if supervision.stopped is not None:
         raise failure_to_begin(supervision.stopped, read_endings(status_dir))
 

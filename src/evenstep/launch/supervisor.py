@@ -113,17 +113,8 @@ def keeper_command(status_dir: Path, *, restarts: int | None, command: list[str]
 
 
 def status_file(status_dir: Path, worker: int) -> Path:
-    """Return the file that a keeper writes whenever its worker's process has ended: an `Ending` as JSON."""
+    """Return the file in which the keeper of a worker writes down what it does: the fields of `watch.Kept` as JSON."""
     return status_dir / f"worker-{worker}.json"
-
-
-def group_file(status_dir: Path, worker: int) -> Path:
-    """Return the file that holds the worker's processes and its keeper's while the worker runs.
-
-    They are separated by commas, and the first leads their process group. A third word, `asked`, means that the keeper
-    was asked to end. Only a keeper that was killed leaves the file behind.
-    """
-    return status_dir / f"group-{worker}"
 
 
 @final
@@ -140,9 +131,10 @@ class Keeper:
     ) -> None:
         self._command = command
         self._processes = processes
-        self._ended: int | None = None  # Of several processes, the one that ended first.
-        self._status = status_file(status_dir, worker)
-        self._group = group_file(status_dir, worker)
+        self._file = status_file(status_dir, worker)
+        # The agent may have restarted all workers, and their keepers.
+        before = json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else {"end": None}
+        self._kept: dict[str, object] = {**before, "worker": worker, "keeper": os.getpid()}
         self._restarts = restarts
         self._process = os.getpid()
         self._parent = os.getppid()
@@ -157,14 +149,25 @@ class Keeper:
         restart, again = -1, True
         while again:
             restart += 1
-            exit_code = self._run_once(restart)
+            exit_code, rank = self._run_once(restart)
             again = exit_code != 0 and not self._asked_to_end and restart < (self._restarts or 0)
-            self._record(exit_code, restart, again=again)
+            end = {
+                "worker": self._kept["worker"],
+                "exit_code": exit_code,
+                "message": first_message(_error_file(rank)),
+                "restarts": restart + _restarts_before(),
+                "again": again,
+                "asked_to_end": self._asked_to_end,
+                "at_seconds": time.time(),
+                "rank": rank,
+            }
+            self._write(processes=[], end=end)
         if self._restarts is not None:
             return 0
         return 128 - exit_code if exit_code < 0 else exit_code
 
-    def _run_once(self, restart: int) -> int:
+    def _run_once(self, restart: int) -> tuple[int, int | None]:
+        """Return the exit code, and of several processes the one that ended first."""
         environment = {**os.environ, RESTART_VARIABLE: str(restart + _restarts_before()), **_place()}
         workers: list[Supervisor] = []
         for own in [{}] if self._processes == 1 else _places(self._processes):
@@ -173,19 +176,16 @@ class Keeper:
             leader = workers[0].child.pid if workers else 0
             start = partial(Supervisor.start, self._command, leader=leader, preexec_fn=self._before_exec)
             workers.append(start(env=environment | own))
-        self._pids = ",".join(str(each.child.pid) for each in workers)
-        self._group.write_text(f"{self._pids} {self._process}")
+        self._write(processes=[each.child.pid for each in workers], asked=False)
         while (ended := _ended_first(workers)) is None:
             self._take_signal(workers[0])
         exit_code = workers[ended].child.returncode
-        self._ended = ended if self._processes > 1 else None
         # A signal to the keeper's group also ends a worker that has not left it yet.
         self._asked_to_end |= -exit_code in FORWARDED & signal.sigpending()
         if exit_code != 0 or self._orphaned:
             for each in workers:  # The first kills the group.
                 each.kill()
-        self._group.unlink()
-        return exit_code
+        return exit_code, ended if self._processes > 1 else None
 
     @property
     def _orphaned(self) -> bool:
@@ -205,24 +205,15 @@ class Keeper:
             worker.end(END_SECONDS)
         elif received is not None and received.si_signo in FORWARDED:
             self._asked_to_end = True
-            self._group.write_text(f"{self._pids} {self._process} asked")
+            self._write(asked=True)
             worker.send(received.si_signo)
             worker.send(signal.SIGCONT)  # A stopped worker would not receive the signal.
 
-    def _record(self, exit_code: int, restart: int, *, again: bool) -> None:
-        status = {
-            "exit_code": exit_code,
-            "message": first_message(_error_file(self._ended)),
-            "restarts": restart + _restarts_before(),
-            "again": again,
-            "asked_to_end": self._asked_to_end,
-            "at_seconds": time.time(),
-        }
-        if self._ended is not None:
-            status["rank"] = self._ended
-        written = self._status.with_suffix(".tmp")
-        written.write_text(json.dumps(status), encoding="utf-8")
-        written.replace(self._status)
+    def _write(self, **news: object) -> None:
+        self._kept |= news
+        written = self._file.with_suffix(".tmp")
+        written.write_text(json.dumps(self._kept), encoding="utf-8")
+        written.replace(self._file)
 
 
 def _restarts_before() -> int:

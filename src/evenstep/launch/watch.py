@@ -1,14 +1,13 @@
 """Watches the workers of a run: reports what happens to them, and ends those that hang."""
 
-import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self, final
 
+import msgspec
 import psutil
 
 from evenstep.core.ending import Ending
@@ -19,6 +18,26 @@ from evenstep.telemetry.say import say
 
 POLL_SECONDS: Final = 0.2
 """How often to check how workers have ended."""
+
+
+@final
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """What the keeper of a worker has written down.
+
+    Attributes:
+        worker: Its rank.
+        keeper: The keeper's process.
+        processes: The worker's processes, of which the first leads their process group; empty unless it runs, or its
+            keeper was killed.
+        asked: Whether the keeper was asked to end it.
+        end: How it ended last, also under the keepers before this one; None if it never has.
+    """
+
+    worker: int
+    keeper: int
+    processes: tuple[int, ...] = ()
+    asked: bool = False
+    end: Ending | None = None
 
 
 @final
@@ -81,18 +100,20 @@ class Watch:
     def _look(self, *, last: bool = False) -> None:
         """Report and do what is due; `last`: all workers have ended."""
         with self._lock:
-            self._look_at_ends()
+            kept = read_kept(self._status_dir)
+            self._look_at_ends([each.end for each in kept if each.end is not None])
+            running = [each for each in kept if each.processes]
             if self._marks is not None:
-                self._look_at_processes(self._marks)
+                self._look_at_processes(running, self._marks)
             self._act(last=last)
             # Their keepers end those that are to end, and then do not restart them.
-            for group in read_groups(self._status_dir):
-                if self._supervision.stopped is not None or group.worker in self._supervision.to_end:
-                    supervisor = self._ending.setdefault(group.worker, Supervisor(group.keeper, -group.leader))
+            for each in running:
+                if self._supervision.stopped is not None or each.worker in self._supervision.to_end:
+                    supervisor = self._ending.setdefault(each.worker, Supervisor(each.keeper, -each.processes[0]))
                     supervisor.end(self._end_seconds)
 
-    def _look_at_ends(self) -> None:
-        for ending in read_endings(self._status_dir):
+    def _look_at_ends(self, ends: Sequence[Ending]) -> None:
+        for ending in ends:
             if self._known.get(ending.worker) == ending.at_seconds:
                 continue
             self._known[ending.worker] = ending.at_seconds
@@ -104,55 +125,29 @@ class Watch:
                 self._record(WorkerFailed(worker=ending.worker, how=ending.how))
             self._supervision.ended(ending)
 
-    def _look_at_processes(self, marks: Path) -> None:
-        leaders = {group.worker: group.processes for group in read_groups(self._status_dir)}
-        halted = [worker for worker, processes in leaders.items() if any(map(is_stopped, processes))]
+    def _look_at_processes(self, running: Sequence[Kept], marks: Path) -> None:
+        halted = [each.worker for each in running if any(map(is_stopped, each.processes))]
         came = [int(file.name) for file in marks.iterdir() if file.name.isdecimal()]
         since: dict[str, dict[int, float]] = {"": {}, "waiting": {}, "computing": {}}  # Empty as it is written.
         for file in marks.glob("*.state"):
             since[file.read_text(encoding="utf-8")][int(file.stem)] = time.time() - file.stat().st_mtime
         del since[""]
-        self._supervision.processes(running=leaders, halted=halted, came=came, **since)
+        self._supervision.processes(running=[each.worker for each in running], halted=halted, came=came, **since)
 
     def _act(self, *, last: bool = False) -> None:
         for text in self._supervision.look(time.monotonic(), last=last):
             self._say(text)
 
 
+def read_kept(status_dir: Path) -> list[Kept]:
+    """Return what all keepers have written down, by rank."""
+    found = [msgspec.json.decode(file.read_bytes(), type=Kept) for file in status_dir.glob("worker-*.json")]
+    return sorted(found, key=lambda each: each.worker)
+
+
 def read_endings(status_dir: Path) -> list[Ending]:
     """Return the latest end of each worker that has ended at least once, by rank."""
-    found = [(_worker(file), json.loads(file.read_text(encoding="utf-8"))) for file in status_dir.glob("worker-*.json")]
-    return sorted((Ending(worker=worker, **fields) for worker, fields in found), key=lambda ending: ending.worker)
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """The processes of a running worker, of which the first leads their process group, and its keeper.
-
-    `asked`: the keeper was asked to end it.
-    """
-
-    worker: int
-    processes: tuple[int, ...]
-    keeper: int
-    asked: bool
-
-    @property
-    def leader(self) -> int:
-        """The process group."""
-        return self.processes[0]
-
-
-def read_groups(status_dir: Path) -> list[Group]:
-    """Return the groups of workers that run, or whose keepers were killed."""
-    groups = []
-    for file in status_dir.glob("group-*"):
-        with suppress(OSError, ValueError):  # The worker has ended, or is just being started.
-            pids, keeper, *asked = file.read_text().split()
-            processes = tuple(map(int, pids.split(",")))
-            groups.append(Group(worker=_worker(file), processes=processes, keeper=int(keeper), asked=bool(asked)))
-    return groups
+    return [each.end for each in read_kept(status_dir) if each.end is not None]
 
 
 def is_stopped(pid: int) -> bool:
@@ -160,7 +155,3 @@ def is_stopped(pid: int) -> bool:
     with suppress(psutil.Error):
         return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     return False
-
-
-def _worker(file: Path) -> int:
-    return int(file.stem.partition("-")[2])
