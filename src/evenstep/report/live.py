@@ -36,14 +36,11 @@ _STYLES: Final = {"training": "green", "simulated": "dim", "finished": "dim", "f
 class LiveWorker:
     """One worker: `iterations` of the whole run, and `recent`, its latest ones.
 
-    `state` says in a few words what it does, or how it is slowed on purpose. `lead` and `staleness` are from its latest
-    push, None without servers.
+    `state` says in a few words what it does, or how it is slowed on purpose.
     """
 
     state: str
     iterations: int
-    lead: int | None
-    staleness: int | None
     recent: WorkerSummary
 
 
@@ -132,14 +129,9 @@ class LiveRun:
 
     def _worker(self, run: RecordedRun, worker: int, now: float) -> LiveWorker:
         """A worker of a run that contains only the latest iterations."""
-        done, recent = run.iterations[worker], worker_summary(run, worker)
-        return LiveWorker(
-            state=self._state(run, worker, recent.iteration_seconds, now),
-            iterations=self._builder.done[worker].count,
-            lead=None if run.servers is None else int(np.nan_to_num(done.lead)[-1]),
-            staleness=None if run.servers is None else int(np.nan_to_num(done.staleness)[-1]),
-            recent=recent,
-        )
+        recent = worker_summary(run, worker)
+        state = self._state(run, worker, recent.iteration_seconds, now)
+        return LiveWorker(state=state, iterations=self._builder.done[worker].count, recent=recent)
 
     def _state(self, run: RecordedRun, worker: int, iteration_seconds: float, now: float) -> str:
         silent = now - self._heard.get(worker, now)
@@ -229,6 +221,6 @@ def _row(worker: LiveWorker, *, bars: bool) -> dict[str, Text]:
     if bars:
         row[""] = Text("#" * filled, style="yellow").append("." * (_BAR - filled), style="dim")
     row |= {part: Text(f"{parts[part]:.0%}") for part in (Part.INPUT.value, Part.COMMUNICATION.value)}
-    if worker.lead is not None:
-        row |= {"lead": Text(str(worker.lead)), "staleness": Text(str(worker.staleness))}
+    if (pushes := recent.pushes) is not None:
+        row |= {"lead": Text(str(pushes.largest_lead)), "staleness": Text(f"{pushes.mean_staleness:.1f}")}
     return row
