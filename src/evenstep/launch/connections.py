@@ -30,6 +30,17 @@ def cut(inodes: Collection[int]) -> None:
                 sock.shutdown(socket.SHUT_RDWR)
 
 
+def is_closed(descriptor: int) -> bool:
+    """True if the other end has closed this connection, on which nothing is to be read now."""
+    try:
+        with _socket(descriptor) as sock:
+            return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
 @contextmanager
 def _socket(number: int) -> Iterator[socket.socket]:
     """Yield the socket of a descriptor, which stays open; OSError if it is not a socket's."""

@@ -22,7 +22,7 @@ from evenstep.core.disagreement import NOTHING_ASKED, require_same_way
 from evenstep.core.errors import ConfigError, EvenstepError, WorkerLostError
 from evenstep.core.workers import name_workers
 from evenstep.launch.c10d import PrefixStore, Store, TCPStore, reason
-from evenstep.launch.store_line import CONNECT_SECONDS, StoreKeeper, bounded, keeper_of
+from evenstep.launch.store_line import StoreKeeper, bounded, keeper_of
 
 FRESH_STORE: Final = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 """Makes torchrun's agent let the workers make a new store in each start (pytorch/pytorch#135712)."""
@@ -30,6 +30,7 @@ FRESH_STORE: Final = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 VERDICT: Final = "verdict"
 """The key of the sentence that says which worker is lost, once a worker knows."""
 
+_CONNECT_SECONDS: Final = 5.0  # Where the network works, connecting takes milliseconds.
 _MAX_POLL_SECONDS: Final = 0.25  # So a thousand workers ask one store 4,000 times a second.
 
 _kept: Final[list[Store]] = []
@@ -137,7 +138,7 @@ class _Place:
         why = ""
         for _ in self.polls():
             try:
-                socket.create_connection((self.keeper.host, self.keeper.port), timeout=CONNECT_SECONDS).close()
+                socket.create_connection((self.keeper.host, self.keeper.port), timeout=_CONNECT_SECONDS).close()
                 return self._store(is_master=False)
             except OSError as error:
                 why = error.strerror or str(error)

@@ -5,7 +5,6 @@ call is made in a daemon thread, which is abandoned if the call does not return.
 """
 
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -16,12 +15,11 @@ from typing import Any, Final, TypeVar, final
 
 from evenstep.core.errors import ConfigError, EvenstepError, WorkerLostError
 from evenstep.launch.c10d import PrefixStore, Store, TCPStore, reason
-from evenstep.launch.connections import connections, cut
+from evenstep.launch.connections import connections, cut, is_closed
 
 GRACE_SECONDS: Final = 5.0
 """How much longer than its limit a wait may take if the store does not answer at all."""
 
-CONNECT_SECONDS: Final = 5.0  # Where the network works, connecting takes milliseconds.
 _CLOSE_SECONDS: Final = 1.0  # For a last call that is under way; most take milliseconds.
 
 Result = TypeVar("Result")
@@ -130,7 +128,7 @@ class StoreLine:
         self.keeper = keeper_of(store, os.environ)
         self._silent = False
         self._cut = False
-        self._connection = set[int]()
+        self._connection = dict[int, int]()
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[Store], Any]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._serve, args=(store,), daemon=True, name="evenstep-store")
         self._thread.start()
@@ -167,39 +165,24 @@ class StoreLine:
                 self._thread.join(30.0 if self._connection else _CLOSE_SECONDS)
 
     def _serve(self, store: Store) -> None:
-        probe: socket.socket | None = None
         own: Store | None = None
         with suppress(OSError, RuntimeError):
             address = address_of(store)
-            probe = None if address is None else socket.create_connection(address, timeout=CONNECT_SECONDS)
-            before = set() if address is None else connections(address[1]).keys()
+            before = {} if address is None else connections(address[1])
             own = store.clone()  # type: ignore[attr-defined]
-            self._connection = set() if address is None else connections(address[1]).keys() - before
+            after = {} if address is None else connections(address[1])
+            self._connection = {inode: number for inode, number in after.items() if inode not in before}
         while (asked := self._calls.get()) is not None:
-            _make(asked[0], lambda: self._answer(own, probe, asked[1]))
-        if probe is not None:
-            with suppress(OSError):
-                probe.close()
+            _make(asked[0], lambda: self._answer(own, asked[1]))
 
-    def _answer(self, store: Store | None, probe: socket.socket | None, call: Callable[[Store], Result]) -> Result:
+    def _answer(self, store: Store | None, call: Callable[[Store], Result]) -> Result:
         # A call on a connection that is closed would print a stack of c10d's.
-        if store is None or self._cut or (probe is not None and _closed(probe)):
+        if store is None or self._cut or any(map(is_closed, self._connection.values())):
             raise self.keeper.gone()
         try:
             return call(store)
         except RuntimeError as error:
             raise self.keeper.gone() from error
-
-
-def _closed(probe: socket.socket) -> bool:
-    """True if a TCPStore's server has closed this connection, on which nothing is ever sent."""
-    try:
-        probe.setblocking(False)
-        return not probe.recv(1)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
 
 
 @contextmanager
