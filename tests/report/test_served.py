@@ -9,8 +9,8 @@ from evenstep.cli.main import main
 from evenstep.core.errors import ConfigError
 from evenstep.report.overview import overview_of
 from evenstep.report.page.tables import runs_table, workers_table
-from evenstep.report.recorded import read_run
-from evenstep.report.summary import Leave, PushSummary, summarise, summary_of
+from evenstep.report.recorded import Leave, read_run
+from evenstep.report.summary import PushSummary, summarise, summary_of
 from evenstep.report.terminal import comparison_table
 from evenstep.telemetry import read_events
 from evenstep.telemetry.events import Left

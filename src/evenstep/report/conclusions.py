@@ -6,7 +6,6 @@ from typing import final
 
 import numpy as np
 
-from evenstep.core.supervision import Why
 from evenstep.report.account.account import Account, Meetings, Part
 from evenstep.report.account.gain import Interval
 from evenstep.report.account.served import (
@@ -77,9 +76,7 @@ def account_of(run: RecordedRun) -> Account:
 
 def served_workers(run: RecordedRun) -> list[ServedWorker]:
     """All workers of a run on servers, each over all of its iterations."""
-    done, absent = run.counted, {} if run.servers is None else run.servers.absences.reasons
-    # Servers only see that a connection ends; a launcher that started the workers saw how they ended.
-    lost = {worker: run.failed.get(worker, why) if why == Why.ENDED else why for worker, why in absent.items()}
+    done = run.counted
     paces = common_paces({worker: _by_size(each) for worker, each in done.items()}, run.global_batch_size / len(done))
     return [
         ServedWorker(
@@ -95,7 +92,7 @@ def served_workers(run: RecordedRun) -> list[ServedWorker]:
             },
             lead=int(np.nan_to_num(each.lead).max()),
             pace=paces.get(worker),
-            lost=lost.get(worker),
+            lost=run.absent.get(worker),
         )
         for worker, each in done.items()
     ]

@@ -2,11 +2,11 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Final, final
+from typing import Final, Self, final
 
 import numpy as np
 
@@ -37,32 +37,48 @@ SERVER: Final = "server"
 
 
 @final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """A worker that left."""
+
+    worker: int
+    why: str
+
+
+@final
 @dataclass(slots=True, kw_only=True)
 class ServerRecord:
-    """The servers' records: `commits` and `bytes` of gradients that reached the first server, and who came and went.
+    """The servers' work; all values are 0 if their events are not in the run directory.
 
-    `samples` counts those committed since the run started.
+    `bytes` are of gradients that reached the first server, `samples_committed` those since the run started. Rates are
+    over the most seconds that any worker spent in its iterations.
     """
 
     commits: int = 0
+    commits_per_second: float = 0.0
     bytes: int = 0
-    samples: int = 0
+    bytes_per_second: float = 0.0
+    samples_committed: int = 0
     joins: int = 0
-    leaves: list[Left] = field(default_factory=list)
-    absences: Absences = field(default_factory=Absences)
+    leaves: tuple[Leave, ...] = ()
 
     def take(self, event: Event) -> None:
         """Add an event of a server."""
-        self.absences.take(event)
         match event:
             case Tallied():
                 self.commits += event.commits
                 self.bytes += event.bytes
-                self.samples = event.samples
+                self.samples_committed = event.samples
             case Joined():
                 self.joins += 1
             case Left() if event.why != Why.NEVER_CAME:
-                self.leaves.append(event)
+                self.leaves += (Leave(worker=event.worker, why=event.why),)
+
+    def over(self, seconds: float) -> Self:
+        """The same with rates over these seconds."""
+        if not seconds:
+            return self
+        return replace(self, commits_per_second=self.commits / seconds, bytes_per_second=self.bytes / seconds)
 
 
 @final
@@ -99,10 +115,10 @@ class RecordedRun:
         about: The event with which each worker started.
         planned: Each change of all workers' batch sizes.
         servers: The records of parameter servers; None for a run without servers.
+        absent: The reason why each worker that servers miss left before the end.
         elastic: Who came and went; None for a run whose workers do not.
         notes: The notes of the script, worker after worker.
         happenings: Events that deserve a line each.
-        failed: The failures of workers' processes, by worker.
         devices: The states of GPUs, by worker, where they were recorded.
         began: The begin of the first iteration, by the wall clock.
     """
@@ -114,10 +130,10 @@ class RecordedRun:
     about: Mapping[int, Run]
     planned: tuple[Planned, ...]
     servers: ServerRecord | None
+    absent: Mapping[int, str]
     elastic: ElasticRecord | None
     notes: tuple[Noted, ...]
     happenings: tuple[Happening, ...]
-    failed: Mapping[int, str]
     devices: Mapping[int, Sequence[DeviceSampled]]
     began: float
 
@@ -198,7 +214,7 @@ class RunBuilder:
         self._devices: dict[int, list[DeviceSampled]] = defaultdict(list)
         self._happenings: list[Happening] = []
         self._failed: dict[int, str] = {}
-        self._servers = ServerRecord()
+        self._servers, self._absences = ServerRecord(), Absences()
         self._members: MembersChanged | None = None
         self._joins = self._deaths = 0
         self._not_counted: set[int] = set()
@@ -217,6 +233,7 @@ class RunBuilder:
 
     def _take_other(self, event: Event) -> None:
         self._servers.take(event)
+        self._absences.take(event)
         match event:
             case Planned():
                 plans = self._plans[event.worker]
@@ -265,6 +282,7 @@ class RunBuilder:
         # The wall clocks at the workers' starts relate the clocks of several hosts.
         on_wall = {worker: iterations[worker].began + self._about[worker].wall_offset for worker in sorted(iterations)}
         began = min(float(starts[0]) for starts in on_wall.values())
+        seconds = max(float(done.iteration_seconds.sum()) for done in iterations.values())
         return RecordedRun(
             scheme=newest.scheme,
             global_batch_size=newest.global_batch_size,
@@ -272,11 +290,15 @@ class RunBuilder:
             iterations={worker: replace(iterations[worker], began=at - began) for worker, at in on_wall.items()},
             about=dict(self._about),
             planned=planned,
-            servers=self._servers if served else None,
+            servers=self._servers.over(seconds) if served else None,
+            # Servers only see that a connection ends; a launcher that started the workers saw how they ended.
+            absent={
+                worker: self._failed.get(worker, why) if why == Why.ENDED else why
+                for worker, why in self._absences.reasons.items()
+            },
             elastic=self._elastic() if elastic else None,
             notes=tuple(note for notes in self._notes.values() for note in notes),
             happenings=tuple(self._happenings),
-            failed=dict(self._failed),
             devices={worker: states for worker, states in self._devices.items() if states},
             began=began,
         )

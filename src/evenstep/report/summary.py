@@ -80,31 +80,6 @@ class WorkerSummary:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leave:
-    """A worker that left."""
-
-    worker: int
-    why: str
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedSummary:
-    """The servers' work; all values are 0 if their events are not in the run directory.
-
-    `bytes_per_second` counts gradients that reached the first server. Rates are over the run's `training_seconds`.
-    """
-
-    commits: int
-    commits_per_second: float
-    bytes_per_second: float
-    samples_committed: int
-    joins: int
-    leaves: tuple[Leave, ...]
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
     """A run.
 
@@ -146,7 +121,7 @@ class RunSummary:
     waiting_share: float
     verdict: Verdict
     workers: tuple[WorkerSummary, ...]
-    served: ServedSummary | None
+    served: ServerRecord | None
     elastic: ElasticRecord | None
 
     @property
@@ -193,7 +168,7 @@ def summary_of(run: RecordedRun, concluded: Conclusions | None = None) -> RunSum
         / float(sum(each.iteration_seconds.sum() for each in everyone)),
         verdict=concluded.verdict,
         workers=workers,
-        served=None if run.servers is None else _served(run.servers, training_seconds),
+        served=run.servers,
         elastic=run.elastic,
     )
 
@@ -251,14 +226,3 @@ def _known(values: FloatArray) -> FloatArray:
     """The known values, or a zero."""
     known = values[np.isfinite(values)]
     return known if len(known) else np.zeros(1)
-
-
-def _served(servers: ServerRecord, training_seconds: float) -> ServedSummary:
-    return ServedSummary(
-        commits=servers.commits,
-        commits_per_second=servers.commits / training_seconds,
-        bytes_per_second=servers.bytes / training_seconds,
-        samples_committed=servers.samples,
-        joins=servers.joins,
-        leaves=tuple(Leave(worker=each.worker, why=each.why) for each in servers.leaves),
-    )

@@ -6,8 +6,8 @@ from typing import Final, final
 
 from evenstep.report.account.account import Part
 from evenstep.report.overview import RunOverview
-from evenstep.report.recorded import ElasticRecord
-from evenstep.report.summary import ServedSummary, WorkerSummary, speed_ups
+from evenstep.report.recorded import ElasticRecord, ServerRecord
+from evenstep.report.summary import WorkerSummary, speed_ups
 from evenstep.telemetry.events import DeviceSampled
 
 _MAX_EVENTS: Final = 200  # Rows; --json has all.
@@ -54,7 +54,7 @@ def runs_table(overviews: Sequence[RunOverview]) -> Table:
     return Table(caption="All runs", rows=rows)
 
 
-def _served(served: ServedSummary | None) -> dict[str, str]:
+def _served(served: ServerRecord | None) -> dict[str, str]:
     if served is None:
         return {}
     return {
