@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.supervision import Why
 from evenstep.report.account.account import Part
 from evenstep.report.account.served import served_verdict
 from evenstep.report.account.verdict import Verdict, duration, verdict_of
@@ -19,7 +18,7 @@ from evenstep.report.conclusions import account_of, served_workers
 from evenstep.report.happened import Happening
 from evenstep.report.recorded import ElasticRecord, RecordedRun, RunBuilder
 from evenstep.report.summary import WorkerSummary, worker_summary
-from evenstep.telemetry.events import Disturbed, Ended, Event, Failed, Joined, Left, Run, WorkerEvent
+from evenstep.telemetry.events import Disturbed, Ended, Event, Failed, Run, WorkerEvent
 
 _RECENT: Final = 50
 """The number of each worker's latest iterations behind all numbers: enough to be stable, few enough to be current."""
@@ -69,23 +68,14 @@ class LiveRun:
     def __init__(self) -> None:
         self._builder = RunBuilder(keep=_KEPT)
         self._heard: dict[int, float] = {}
-        # The ends that workers recorded, and those that servers recorded. Files are read one after the other, so the
-        # order of the two is unknown.
         self._over: dict[int, str] = {}
-        self._left: dict[int, str] = {}
         self._slowness: dict[int, str] = {}
 
     def take(self, event: Event, now: float) -> None:
         """Add an event that came at `now`, in seconds of any clock."""
         self._builder.take(event)
-        if isinstance(event, WorkerEvent):
-            self._hear(event, now)
-        elif isinstance(event, Left):
-            self._left[event.worker] = "finished" if event.why == Why.DONE else "gone"
-        elif isinstance(event, Joined):
-            self._left.pop(event.worker, None)
-
-    def _hear(self, event: WorkerEvent, now: float) -> None:
+        if not isinstance(event, WorkerEvent):
+            return
         worker = event.worker
         self._heard[worker] = now
         if isinstance(event, Failed):
@@ -135,10 +125,11 @@ class LiveRun:
 
     def _state(self, run: RecordedRun, worker: int, iteration_seconds: float, now: float) -> str:
         silent = now - self._heard.get(worker, now)
-        over = self._over.get(worker) or self._left.get(worker)
         members = () if run.elastic is None else run.elastic.members
-        if over is not None or (members and worker not in members):
-            return over or "gone"
+        if worker in self._over:
+            return self._over[worker]
+        if worker in run.absent or (members and worker not in members):
+            return "gone"
         if silent >= 5 * max(1.0, iteration_seconds) and not run.simulated:
             return f"silent {duration(round(silent))}"
         return self._slowness.get(worker) or ("simulated" if run.simulated else "training")
