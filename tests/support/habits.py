@@ -861,6 +861,11 @@ def count_less_than_nothing_for_a_mean(run, prepare):
     loader.mean_over_workers(0.5, -1)
 
 
+def mean_of_each_sample(run, prepare):
+    _, _, loader = ordinary(run, prepare)
+    loader.mean_over_workers(torch.zeros(4 + dist.get_rank()), 4)
+
+
 def learn_a_scale_of_the_loss(run, prepare):
     """A parameter of the loss, which the optimizer has and the model has not."""
     scale = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
@@ -944,6 +949,7 @@ MISTAKES = {
     follow_a_metric_of_ones_own: "worker 2 has a learning rate of 0.025 in iteration 1 where the others have 0.05: give"
     " all the same (one that follows a metric must follow loader.mean_over_workers)",
     count_nothing_for_a_mean: "counted nothing",
+    mean_of_each_sample: "takes values of one shape on all workers, here [",
     count_less_than_nothing_for_a_mean: "counts >= 0, not -1.0",
     learn_a_scale_by_another_optimizer: "steps on 1 parameters that the model did not have when it was prepared",
     step_in_backward: "were not summed over the workers",

@@ -108,6 +108,14 @@ def skip_a_batch(run, worker, skipped, looks):
     return {"weights": weights(model), "positions": positions}
 
 
+def skip_where_sizes_change(run, worker, skipped):
+    """What is said where this worker alone skips this batch, whose period ends before the sizes change."""
+    try:
+        skip_a_batch(run, worker, skipped, looks=False)
+    except evenstep.DisagreementError as error:
+        return str(error)
+
+
 def go_backward_late(run):
     """What is said where the backward of a period's last batch comes after the next forward pass."""
     model, _, loader = training.prepared(run)

@@ -159,6 +159,7 @@ def test_integers_of_numpy_are_whole_numbers():
         (lambda loader: loader.note(loss=torch.zeros(2)), "not Tensor for 'loss'"),
         (lambda loader: loader.mean_over_workers("a", 1), "takes a number or a tensor, and its count, not 'a' and 1"),
         (lambda loader: loader.mean_over_workers(1.0, 10**400), "not 1.0 and a number of more than"),
+        (lambda loader: loader.mean_over_workers(torch.tensor(1j), 1), "takes real values"),
     ],
 )
 def test_what_is_measured_must_be_numbers(call, fragment):

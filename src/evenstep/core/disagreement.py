@@ -110,6 +110,10 @@ _EVERY_BATCH: Final = (
     " (loader.computes says which one is computed)"
 )
 TOGETHER: Final = "begin and leave each loop over data of the workers' own on all of them together"
+_SAME_SIZES: Final = (
+    "compute every batch of a local period before the first of the next is fetched, and start every worker with the"
+    " same packages"
+)
 WEIGHED: Final = Field(phrase="{}", verb="weighs by", then="call weigh_by on every worker or on none")
 _PLAN: Final[Mapping[str, Field]] = {
     "loader": Field(phrase="loader {}", verb="is at", then="loop over the loaders in the same order on all workers"),
@@ -118,7 +122,7 @@ _PLAN: Final[Mapping[str, Field]] = {
     "slice": Field(phrase="slice {} of the epoch", verb="is at", then=_EVERY_BATCH),
     "weighed": WEIGHED,
     "steps": Field(phrase="{} optimizer steps", then="step on all workers or on none"),
-    "sizes": Field(phrase="the batch sizes {}", then="start every worker with the same packages"),
+    "sizes": Field(phrase="the batch sizes {}", then=_SAME_SIZES),
 }
 _RATE: Final = "give all the same (one that follows a metric must follow loader.mean_over_workers)"
 

@@ -70,6 +70,13 @@ def test_sums_over_several_iterations_between_two_meetings_are_shown_as_batch_si
     assert (account.first_sizes, account.last_sizes) == ((12, 12, 12), (16, 16, 4))
 
 
+def test_an_epoch_that_is_shorter_than_the_global_batch_shows_the_sizes_that_it_had():
+    account = Account(3, 36)
+    account.take(meetings([(10, 10, 10)]))
+    account.take(meetings([(13, 13, 4)] * 2))
+    assert (account.first_sizes, account.last_sizes) == ((10, 10, 10), (13, 13, 4))
+
+
 SLIGHTLY = (0.001, 0.001, 0.0015)
 
 

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from support import training
+from support import local_habits, training
 from support.ahead_habits import ahead
 from support.processes import results, run_workers
 from support.told_speeds import told
@@ -99,6 +99,7 @@ def ran():
         calls[f"delayed, settled {stop_after}"] = training.settle_and_go_on, LATE, stop_after
     calls["spoilt, delayed"] = training.spoil_a_worker, LATE
     calls["every step"] = training.train, EVERY_STEP
+    calls["skipped"] = local_habits.skip_where_sizes_change, steps_run(144), 1, 3
     calls |= {name: (training.train_by_steps, *each[:2]) for name, each in STEPS.items()}
     calls["one run"], calls["resumed"] = (training.train, RESUMED), (training.train_and_resume, RESUMED, 8)
     values = results(run_workers(training.in_turn, 3, calls))
@@ -220,6 +221,12 @@ def test_with_steps_by_speed_each_worker_takes_its_own_number_of_steps(ran, name
     expected = training.train_steps_alone(run, taken, options)
     for value in values:
         same(value["weights"], expected)
+
+
+def test_a_worker_that_skips_the_last_step_of_a_period_alone_is_told_to_compute_it(ran):
+    for said in ran["skipped"]:
+        assert "worker 1 has the batch sizes" in said
+        assert "compute every batch of a local period" in said
 
 
 def test_workers_settle_between_two_periods_only():

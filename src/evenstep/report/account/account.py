@@ -128,8 +128,10 @@ class Account:
         self.wait += meetings.wait.sum(axis=1)
         self.comm += meetings.comm.sum(axis=1)
         self.blame += meetings.blame()
-        samples = meetings.samples
-        whole = np.flatnonzero(samples.sum(axis=0) >= max(self._last_sizes.sum(), self.global_batch_size))
+        samples, totals = meetings.samples, meetings.samples.sum(axis=0)
+        # An epoch may be shorter than the global batch; its longest slices are whole then.
+        longest = min(totals.max(initial=0.0), self.global_batch_size)
+        whole = np.flatnonzero(totals >= max(self._last_sizes.sum(), longest))
         if not self._first_sizes.any() and samples.size:
             self._first_sizes = self._last_sizes = samples[:, 0]
         if len(whole):
@@ -166,7 +168,7 @@ class Account:
         return max(self.seconds * self.workers, 1e-12)
 
     def _shown(self, sizes: FloatArray) -> tuple[int, ...]:
-        scale = self.global_batch_size / max(sizes.sum(), 1.0)
+        scale = min(self.global_batch_size / max(sizes.sum(), 1.0), 1.0)
         return tuple(round(size * scale) for size in sizes.tolist())
 
 

@@ -158,7 +158,8 @@ def mean_over_workers(workers: Workers, value: Value, count: float) -> Value:
     """The mean of all workers' values, weighted by counts; summed in a fixed order, so all get the same bits.
 
     Raises:
-        ConfigError: The value or the count is not a number, a count is negative or not finite, or all counts are 0.
+        ConfigError: The value or the count is not a real number, a count is negative or not finite, all counts are 0,
+            or the workers' values differ in shape.
     """
     try:
         count = float(count)
@@ -169,6 +170,8 @@ def mean_over_workers(workers: Workers, value: Value, count: float) -> Value:
         ) from None
     if not (math.isfinite(count) and count >= 0):
         raise ConfigError(f"a mean over workers is weighted by counts >= 0, not {count}")
+    if mine.is_complex():
+        raise ConfigError("mean_over_workers takes real values: give it torch.view_as_real of complex ones")
     if not workers.gathers:
         warnings.warn(
             "workers of parameter servers do not wait for each other, so mean_over_workers gives each its own value:"
@@ -178,11 +181,19 @@ def mean_over_workers(workers: Workers, value: Value, count: float) -> Value:
         return value
     # A value of count 0 may be a NaN.
     values = mine.double().cpu().flatten() if count else torch.zeros(mine.numel(), dtype=torch.float64)
-    rows = of_all(workers, torch.cat([values, torch.tensor([count], dtype=torch.float64)]))
-    counts = rows[:, -1:]
+    length = len(values)
+    first = values if length == 1 else torch.zeros(1, dtype=torch.float64)
+    rows = of_all(workers, torch.cat([first, torch.tensor([count, length], dtype=torch.float64)]))
+    if (rows[:, 2] != length).any():  # Gloo would abort the process.
+        raise ConfigError(
+            f"mean_over_workers takes values of one shape on all workers, here {list(mine.shape)}: give it the mean or"
+            " the sum of each batch"
+        )
+    counts = rows[:, 1:2]
     if not counts.any():
         raise ConfigError("there is no mean over workers that counted nothing: leave out such a metric on all of them")
-    mean = (rows[:, :-1] * (counts / counts.sum())).sum(dim=0).view(mine.shape)
+    values = rows[:, :1] if length == 1 else of_all(workers, values)
+    mean = (values * (counts / counts.sum())).sum(dim=0).view(mine.shape)
     if not isinstance(value, torch.Tensor):
         return cast("Value", float(mean))
     return cast("Value", mean.to(mine.device, mine.dtype if mine.is_floating_point() else torch.get_default_dtype()))
