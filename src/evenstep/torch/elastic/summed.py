@@ -40,24 +40,22 @@ class SummingReplica(ElasticEngine):
         models: Sequence[torch.nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
-        super().__init__(*common)
+        super().__init__(*common, scheme=scheme)
         alone = replace(self.workers, rank=0, count=1)
         self._models = [SummedModel(each, alone) for each in models]
         self._sharded = [is_sharded(each) for each in models]
         self._optimizers = optimizers
-        self._weight_of, _ = weight_function("samples", scheme, 1, 1)
+        self._weight_of = weight_function("samples", scheme, workers=1)
         self._left_out = None if scheme.nonfinite == "spread" else LeftOut(scheme.nonfinite, self.tracker, self._models)
         self._works: list[Callable[[], None]] = []  # Sums under way.
         self._units: tuple[float, torch.Tensor, Callable[[], None]] | None = None
         self._weighed = False
         self._table: torch.Tensor | None = None
         """The rows of all members in this step, once they are under way."""
-        self._settled = True
-        """Whether the step of the batch that was handed out last is over."""
 
     def begin(self, batch: HandedOut) -> None:
         self.tracker.begin(batch.share, batch.piece, batch.epoch, batch.origin.number)
-        self._table, self._settled, self.uncounted = None, False, 0
+        self._table, self._ended, self.uncounted = None, False, 0
         self._units, self._weighed = batch.units, batch.units is not None
         assert batch.weight is not None
         for model in self._models:
@@ -74,7 +72,7 @@ class SummingReplica(ElasticEngine):
 
     def _weigh_in(self) -> None:
         """Know who the members are, and by what this one's gradient is weighed, before anything is summed."""
-        if self._settled:
+        if self._ended:
             raise ConfigError(
                 "a backward ran outside the loop over the session's loader: compute gradients of its batches alone"
             )
@@ -95,8 +93,8 @@ class SummingReplica(ElasticEngine):
 
     def _backward_begins(self, model: int, batch: HandedOut, gradient: torch.Tensor | None) -> None:
         super()._backward_begins(model, batch, gradient)
-        if self._left_out is not None and gradient is not None and gradient.dtype is not torch.float16:
-            self._left_out.look_at(model, gradient.sum())
+        if self._left_out is not None and gradient is not None:
+            self._left_out.look_at(model, gradient)
 
     def communicate(self, model: int, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Weigh a bucket of gradients and begin its sum; the last one waits for all, as DDP reads none before."""
@@ -159,7 +157,7 @@ class SummingReplica(ElasticEngine):
 
     def _end_batch(self) -> None:
         """End the step, once."""
-        if self._settled:
+        if self._ended:
             return
         if self._table is None and not self._quorum.broken:
             raise ConfigError(NO_BACKWARD)
@@ -170,7 +168,7 @@ class SummingReplica(ElasticEngine):
                 self._rows.check(self._table.numpy())
         except BrokenQuorumError:
             pass
-        batch.closed = self._settled = True
+        batch.closed = self._ended = True
         self.stepped = self._commit(batch)
         if not self.counted:
             tracker.take_back()

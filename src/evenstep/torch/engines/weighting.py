@@ -19,15 +19,16 @@ Weights: TypeAlias = Literal["samples", "script"]
 
 
 def weight_function(
-    weights: Weights, scheme: Scheme, workers: int, accumulation: int
-) -> tuple[Callable[[Share], float], float | None]:
-    """Return the function from a share to the weight of its gradient, at least 0, and what a part's portion multiplies.
+    weights: Weights, scheme: Scheme, workers: int, accumulation: int = 1
+) -> Callable[[Share, Share], float]:
+    """Return the function from a share and a part of it to the weight of the part's gradient, at least 0.
 
     The script divides losses by `accumulation`. If it normalises them over all workers itself, each part weighs alike.
     """
     if weights == "script":
-        return lambda share: 1 / workers if share.samples else 0.0, None
-    return WEIGHTINGS[scheme.weighting], accumulation
+        return lambda share, _: 1 / workers if share.samples else 0.0
+    of_share = WEIGHTINGS[scheme.weighting]
+    return lambda share, piece: of_share(share) * piece.portion * accumulation
 
 
 def current_backward() -> int:
@@ -217,10 +218,10 @@ class SummedModel:
 
 @final
 class UnitCount:
-    """This worker's units in its batch, and those of all workers, exchanged in the background after `start`."""
+    """This worker's units in its batch, the `count`, and those of all workers, exchanged in the background."""
 
     def __init__(self, count: float, group: dist.ProcessGroup | None) -> None:
-        self._count, self._group = count, group
+        self.count, self._group = count, group
         own, workers = torch.tensor([count], dtype=torch.float64), 1 if group is None else group.size()
         self._counts = [own.clone() for _ in range(workers)]
         self._work: dist.Work | None = None
@@ -232,16 +233,12 @@ class UnitCount:
             self._work = dist.all_gather(self._counts, self._counts[0].clone(), group=self._group, async_op=True)
         return self
 
-    def weight(self) -> float:
-        """This worker's part of the total; 0 if all counts are 0, as for a loss divided by max(count, 1).
+    def total(self) -> float:
+        """The units of all workers; 1 if there are none, as for a loss divided by max(count, 1).
 
         Raises:
             RuntimeError: The exchange with the other workers failed.
         """
-        return self._count / self.total()
-
-    def total(self) -> float:
-        """The units of all workers, or 1 if there are none; errors as in `weight`."""
         self.start()
         if self._work is not None:
             self._work.wait()
