@@ -131,9 +131,9 @@ class CollectiveRun:
 
     def _compares(self, share: Share) -> bool:
         scheme = self._scenario.scheme
-        size, met, by_cost = scheme.micro_batch or 1, self._meetings > 0, share.cost is not None
+        size, met = scheme.micro_batch or 1, self._meetings > 0
         return scheme.steps == "speed" and compares_first_steps(
-            self._problem, share.sizes, size, basis=self._basis, met=met, by_cost=by_cost
+            self._problem, share.sizes, size, basis=self._basis, met=met
         )
 
     def _compare(self, share: Share, slices: Lookahead, parts: Parts) -> tuple[Share, list[tuple[int, ...]]]:

@@ -12,9 +12,7 @@ FIRST_STEPS: Final = 2
 """The steps of a first period after which workers compare the time of the last one; those before are the warm-up."""
 
 
-def compares_first_steps(
-    problem: Problem, sizes: IntArray, batch_size: int, *, basis: Basis, met: bool, by_cost: bool
-) -> bool:
+def compares_first_steps(problem: Problem, sizes: IntArray, batch_size: int, *, basis: Basis, met: bool) -> bool:
     """True if workers compare the times of their first steps in a period of these sizes, on all workers alike.
 
     They do where no speed is known, and where every worker has steps left to divide after the first ones.
@@ -25,9 +23,8 @@ def compares_first_steps(
         batch_size: The samples of a step.
         basis: What the sizes are based on; `evenstep plan`, for one, begins with sizes by speed.
         met: Whether workers have met at the end of a period before.
-        by_cost: Whether samples have costs, which cut steps of unlike lengths.
     """
-    if basis != "start" or met or by_cost or len(sizes) < 2:
+    if basis != "start" or met or len(sizes) < 2:
         return False
     return sum(sizes.tolist()) == problem.global_batch_size and int(sizes.min()) > FIRST_STEPS * batch_size
 

@@ -41,7 +41,6 @@ class ElasticEngine(Engine):
         at: The epoch and the iteration of the first slice that no step that counted has computed.
         members: The members of the last step that counted; None before the first.
         counted: Whether the last step counted; False before the first.
-        stepped: Whether the optimizer last stepped when it was asked to.
         groups: How often the members were others.
         depth: The number of slices that all members fetch ahead.
     """
@@ -60,7 +59,7 @@ class ElasticEngine(Engine):
         self.shares = self._shares_of
         self.at = (0, 0)
         self.members: Members | None = None
-        self.counted = self.stepped = False
+        self.counted = False
         self.groups = 0
         self.depth = terms.depth
         self._present: Members | None = None

@@ -74,7 +74,6 @@ class LocalReplica(ElasticEngine):
 
     def steps(self, optimizer: torch.optim.Optimizer) -> bool:
         self._step_alone(optimizer, ended=self._ended)
-        self.stepped = True
         return True
 
     def _end_batch(self) -> None:

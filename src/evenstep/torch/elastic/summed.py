@@ -169,8 +169,7 @@ class SummingReplica(ElasticEngine):
         except BrokenQuorumError:
             pass
         batch.closed = self._ended = True
-        self.stepped = self._commit(batch)
-        if not self.counted:
+        if not self._commit(batch):
             tracker.take_back()
         elif self._left_out is not None and self._left_out.due:
             self._left_out.before_step()

@@ -51,9 +51,8 @@ class FirstPeriod:
         return self._slices.redivide(sizes, table[:, 0])
 
     def _compares(self, now: Iteration) -> bool:
-        tracker, loader, share = self._engine.tracker, self._engine.looped, now.share
+        tracker, loader = self._engine.tracker, self._engine.looped
         if self._slices is None or loader is None or loader.number != now.loader:
             return False
         size, met = self._scheme.micro_batch or 1, tracker.latest is not None
-        by_cost = share.cost is not None
-        return compares_first_steps(tracker.problem, share.sizes, size, basis=now.basis, met=met, by_cost=by_cost)
+        return compares_first_steps(tracker.problem, now.share.sizes, size, basis=now.basis, met=met)
