@@ -45,7 +45,7 @@ class SummingReplica(ElasticEngine):
         self._models = [SummedModel(each, alone) for each in models]
         self._sharded = [is_sharded(each) for each in models]
         self._optimizers = optimizers
-        self._weight_of = weight_function("samples", scheme, workers=1)
+        self._weight_of, _ = weight_function("samples", scheme, 1, 1)
         self._left_out = None if scheme.nonfinite == "spread" else LeftOut(scheme.nonfinite, self.tracker, self._models)
         self._works: list[Callable[[], None]] = []  # Sums under way.
         self._units: tuple[float, torch.Tensor, Callable[[], None]] | None = None
@@ -93,8 +93,8 @@ class SummingReplica(ElasticEngine):
 
     def _backward_begins(self, model: int, batch: HandedOut, gradient: torch.Tensor | None) -> None:
         super()._backward_begins(model, batch, gradient)
-        if self._left_out is not None and gradient is not None:
-            self._left_out.look_at(model, gradient)
+        if self._left_out is not None and gradient is not None and gradient.dtype is not torch.float16:
+            self._left_out.look_at(model, gradient.sum())
 
     def communicate(self, model: int, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Weigh a bucket of gradients and begin its sum; the last one waits for all, as DDP reads none before."""

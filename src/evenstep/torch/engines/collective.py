@@ -4,6 +4,7 @@ Its communication hook weighs each worker's gradient by its share and stops the 
 own predictor; the workers exchange integers and run the same allocation on them.
 """
 
+import cmath
 import time
 import warnings
 import weakref
@@ -64,7 +65,7 @@ class CollectiveEngine(Engine):
         self._on_host = workers.on_host and devices <= {"cpu"}
         # Weak references: the optimizers' hooks refer to this engine and so to the data workers.
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
-        self._weight_of = weight_function(weights, scheme, workers.count, accumulation)
+        self._weight_of, self._part_weight = weight_function(weights, scheme, workers.count, accumulation)
         self._accumulation = accumulation
         self._sums_to_one = weights == "samples"
         self._blocking = scheme.exchange == "blocking"
@@ -234,8 +235,10 @@ class CollectiveEngine(Engine):
             return  # PyTorch gives none for an output that the loss does not depend on.
         if self._scale is not None and self._scale.looks:
             self._scale.backward_begins(gradient)
-        if self._left_out is not None:
-            self._left_out.look_at(model, gradient)
+        if self._left_out is not None and gradient.dtype is not torch.float16:
+            total = gradient.sum()
+            if not total.is_cpu or not cmath.isfinite(total.item()):
+                self._left_out.look_at(model, total)
 
     def communicate(self, model: int, comm_hook: CommHook | None, bucket: GradBucket) -> Reduced:
         """The DDP communication hook: returns the weighted sum of a bucket's gradients over all workers."""

@@ -84,8 +84,10 @@ class Engine(ABC):
         """Whether a forward pass computed no batch of the loader."""
         self.own: OwnData | None = None
         """The data of the last loop over a loader of this worker's own, of which its reports tell."""
-        self._weight_of: Callable[[Share, Share], float] | None = None
-        """Returns the weight of the gradient of a part of a share, if that is known at its hand-out."""
+        self._weight_of: Callable[[Share], float] | None = None
+        """Returns the weight of the gradient of a share, if that is known at its hand-out."""
+        self._part_weight: float | None = None
+        """The factor of the weight of a part of it, besides its portion; None if each part weighs like the share."""
         self._scale: LossScale | None = None
         """Finds out how the loss is scaled, where gradients are summed, until it is sure."""
         self._fetches_ahead: bool | None = None
@@ -117,7 +119,9 @@ class Engine(ABC):
     def hand_out(self, batch: HandedOut) -> None:
         """Note that a batch is handed out. It begins now if the one before is finished."""
         if self._weight_of is not None:
-            batch.weight = self._weight_of(batch.share, batch.piece)
+            batch.weight = self._weight_of(batch.share)
+            if self._part_weight is not None:
+                batch.weight = batch.weight * batch.piece.portion * self._part_weight
         self._loop_over = self._all_done = False
         self._stepped_outside = None
         if self.hand_outs.put(batch):

@@ -1,6 +1,5 @@
 """Leaves out this worker's gradient of a batch if it holds a NaN or an infinity, where gradients are summed."""
 
-import cmath
 from collections.abc import Sequence
 from typing import final
 
@@ -30,17 +29,13 @@ class LeftOut:
         self.due = False
         self._finite_before: torch.Tensor | None = None
 
-    def look_at(self, model: int, gradient: torch.Tensor) -> None:
-        """Look at the gradient at an output of this model, at which its backward begins.
+    def look_at(self, model: int, total: torch.Tensor) -> None:
+        """Look at the sum of the gradient at an output of this model, at which its backward begins, if it may matter.
 
-        Not in float16: an infinity must reach all workers, as it tells all GradScalers to lower their scale.
+        In float16 it does not: an infinity must reach all workers, as it tells all GradScalers to lower their scale.
         """
-        if gradient.dtype is torch.float16:
-            return
-        total = gradient.sum()
-        if not total.is_cpu or not cmath.isfinite(total.item()):  # On a device it is looked at there.
-            self.due = True
-            self._models[model].look_at(total.isfinite())
+        self.due = True
+        self._models[model].look_at(total.isfinite())
 
     def before_step(self) -> None:
         """Count what was left out since the last step.

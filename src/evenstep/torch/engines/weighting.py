@@ -19,16 +19,15 @@ Weights: TypeAlias = Literal["samples", "script"]
 
 
 def weight_function(
-    weights: Weights, scheme: Scheme, workers: int, accumulation: int = 1
-) -> Callable[[Share, Share], float]:
-    """Return the function from a share and a part of it to the weight of the part's gradient, at least 0.
+    weights: Weights, scheme: Scheme, workers: int, accumulation: int
+) -> tuple[Callable[[Share], float], float | None]:
+    """Return the function from a share to the weight of its gradient, at least 0, and what a part's portion multiplies.
 
     The script divides losses by `accumulation`. If it normalises them over all workers itself, each part weighs alike.
     """
     if weights == "script":
-        return lambda share, _: 1 / workers if share.samples else 0.0
-    of_share = WEIGHTINGS[scheme.weighting]
-    return lambda share, piece: of_share(share) * piece.portion * accumulation
+        return lambda share: 1 / workers if share.samples else 0.0, None
+    return WEIGHTINGS[scheme.weighting], accumulation
 
 
 def current_backward() -> int:
