@@ -130,10 +130,11 @@ class CollectiveRun:
         return sizes
 
     def _compares(self, share: Share) -> bool:
-        """True if workers compare the times of their first steps in this iteration, as in `torch.engines`."""
         scheme = self._scenario.scheme
-        first = scheme.steps == "speed" and self._basis == "start" and not self._meetings and share.cost is None
-        return first and compares_first_steps(self._problem, share.sizes, scheme.micro_batch or 1)
+        size, met = scheme.micro_batch or 1, self._meetings > 0
+        return scheme.steps == "speed" and compares_first_steps(
+            self._problem, share.sizes, size, basis=self._basis, met=met
+        )
 
     def _compare(self, share: Share, slices: Lookahead, parts: Parts) -> tuple[Share, list[tuple[int, ...]]]:
         """Compute the first steps, and divide the rest of the period; returns its share, and all workers' positions."""

@@ -51,9 +51,16 @@ def test_sizes_that_change_between_epochs_alone_stay():
     assert sizes.tolist() == [40, 40]
 
 
-@pytest.mark.parametrize(("sizes", "compares"), [((12, 12), True), ((8, 8), False), ((11, 11), False), ((24,), False)])
-def test_times_are_compared_where_each_worker_has_steps_left_in_a_whole_period(sizes, compares):
-    assert (
-        compares_first_steps(problem_of(len(sizes), sum(sizes) // len(sizes) // BATCH), array(*sizes), BATCH)
-        is compares
-    )
+def compares(*sizes, **more):
+    problem = problem_of(len(sizes), sum(sizes) // len(sizes) // BATCH)
+    return compares_first_steps(problem, array(*sizes), BATCH, **{"basis": "start", "met": False} | more)
+
+
+@pytest.mark.parametrize(("sizes", "expected"), [((12, 12), True), ((8, 8), False), ((11, 11), False), ((24,), False)])
+def test_times_are_compared_where_each_worker_has_steps_left_in_a_whole_period(sizes, expected):
+    assert compares(*sizes) is expected
+
+
+@pytest.mark.parametrize("more", [{"basis": "speed"}, {"met": True}])
+def test_times_are_not_compared_where_speeds_are_known(more):
+    assert not compares(12, 12, **more)

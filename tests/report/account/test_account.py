@@ -102,6 +102,13 @@ def test_a_scheme_that_balances_is_not_advised_where_it_leaves_sizes_as_they_are
     assert verdict_of(account, range(3), scheme).text == f"Worker 2 computes 1.5x slower{rest}"
 
 
+def test_fewer_samples_are_told_against_an_equal_share_where_the_first_sizes_follow_speed_already():
+    account = Account(3, 36)
+    account.take(meetings([(60, 60, 24)] * 5 + [(64, 64, 16)] * 60))
+    told = verdict_of(account, range(3), "diloco:steps=speed").text
+    assert "worker 2 computes 4x slower and gets 4 of 36 samples instead of 12; waiting fell" in told
+
+
 def test_batches_too_small_to_be_divided_are_to_be_accumulated():
     account = Account(3, 6)
     account.take(meetings([(2, 2, 2)] * 60))

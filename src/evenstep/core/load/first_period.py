@@ -6,16 +6,27 @@ from typing import Final
 import numpy as np
 
 from evenstep.core.load.base import LoadPolicy
-from evenstep.core.values import IntArray, Problem, Reports
+from evenstep.core.values import Basis, IntArray, Problem, Reports
 
 FIRST_STEPS: Final = 2
 """The steps of a first period after which workers compare the time of the last one; those before are the warm-up."""
 
 
-def compares_first_steps(problem: Problem, sizes: IntArray, batch_size: int) -> bool:
-    """True if a first period of these sizes has steps left to divide, on every worker, after the first ones."""
-    whole = sum(sizes.tolist()) == problem.global_batch_size
-    return whole and len(sizes) > 1 and int(sizes.min()) > FIRST_STEPS * batch_size
+def compares_first_steps(problem: Problem, sizes: IntArray, batch_size: int, *, basis: Basis, met: bool) -> bool:
+    """True if workers compare the times of their first steps in a period of these sizes, on all workers alike.
+
+    They do where no speed is known, and where every worker has steps left to divide after the first ones.
+
+    Args:
+        problem: The conditions on the sizes.
+        sizes: The sizes of the period, int64 of shape [workers], in samples like the others.
+        batch_size: The samples of a step.
+        basis: What the sizes are based on; `evenstep plan`, for one, begins with sizes by speed.
+        met: Whether workers have met at the end of a period before.
+    """
+    if basis != "start" or met or len(sizes) < 2:
+        return False
+    return sum(sizes.tolist()) == problem.global_batch_size and int(sizes.min()) > FIRST_STEPS * batch_size
 
 
 def first_period_sizes(

@@ -164,8 +164,9 @@ def _slow(account: Account, workers: Sequence[int], scheme: Scheme, index: int, 
     slow = account.slowdowns()[index]
     if slow < SLOW:
         return _balanced(account, workers, scheme, waiting)
-    first, last = account.first_sizes, account.last_sizes
-    instead = "" if first[index] == last[index] else f" instead of {first[index]}"
+    last = account.last_sizes
+    equal = round(sum(last) / len(last))  # The first sizes may follow speed already.
+    instead = "" if last[index] == equal else f" instead of {equal}"
     who = f"orker {workers[index]} computes {times(slow)} slower"
     gets = f"gets {last[index]} of {sum(last)} samples{instead}"
     waits = f"waiting for it takes {cost:.0%} of all workers' time"

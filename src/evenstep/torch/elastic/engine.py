@@ -13,6 +13,7 @@ from msgspec import structs
 from evenstep.core.load.limits import SizeLimits
 from evenstep.core.load.members import Members
 from evenstep.core.samples import Ledger, Lookahead, Request, Share, Shares
+from evenstep.schemes import Scheme
 from evenstep.telemetry import JsonlRecorder, Silent
 from evenstep.telemetry.events import ELASTIC, Event, MembersChanged, NotCounted, Planned, Run, WorkerEvent
 from evenstep.torch.agree import Terms
@@ -35,13 +36,11 @@ class ElasticEngine(Engine):
 
     Args:
         settle: Agrees with the members if they may be others, and calls `regroup`; False if one was lost meanwhile.
-        iterations: What a step of the quorum has, at most.
 
     Attributes:
         at: The epoch and the iteration of the first slice that no step that counted has computed.
         members: The members of the last step that counted; None before the first.
         counted: Whether the last step counted; False before the first.
-        stepped: Whether the optimizer last stepped when it was asked to.
         groups: How often the members were others.
         depth: The number of slices that all members fetch ahead.
     """
@@ -54,19 +53,22 @@ class ElasticEngine(Engine):
         terms: Terms,
         settle: Callable[[], bool],
         *,
-        iterations: int = 1,
+        scheme: Scheme,
     ) -> None:
         super().__init__(workers, tracker)
         self.shares = self._shares_of
         self.at = (0, 0)
         self.members: Members | None = None
-        self.counted = self.stepped = False
+        self.counted = False
         self.groups = 0
         self.depth = terms.depth
         self._present: Members | None = None
         self._quorum = quorum
         self._settle = settle
-        self._iterations = iterations
+        self._iterations = scheme.period_in_iterations
+        """What a step of the quorum has, at most."""
+        self._ended = True
+        """Whether the batch that was handed out last has ended."""
         self._rows = Rows(tracker.meter, partial(gather, workers.processes), workers.peers)
 
     def meets(self, epoch: int) -> bool:

@@ -4,12 +4,10 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any, final
 
-import numpy as np
 import torch
 
-from evenstep.core.activity import Doing
 from evenstep.core.errors import ConfigError
-from evenstep.core.fragments import due_fragments, weights_of
+from evenstep.core.fragments import due_fragments
 from evenstep.schemes import Scheme
 from evenstep.torch.elastic.engine import NO_BACKWARD, ElasticEngine
 from evenstep.torch.elastic.quorum import BrokenQuorumError
@@ -17,18 +15,14 @@ from evenstep.torch.engines.averages import (
     Averaged,
     average,
     begin_anew,
-    clean_state,
     kinds_of,
-    parameters_of,
     require_same_kinds,
-    set_step_counts,
-    step_counts,
-    step_outer,
+    told,
+    weights_in,
 )
 from evenstep.torch.engines.copies import CopiedGradients
-from evenstep.torch.engines.engine import UNSETTLED
+from evenstep.torch.engines.engine import UNSETTLED, counted_units
 from evenstep.worker.hand_outs import HandedOut, Origin
-from evenstep.worker.nonfinite import NonfiniteGuard
 
 
 @final
@@ -50,16 +44,12 @@ class LocalReplica(ElasticEngine):
         optimizers: Sequence[torch.optim.Optimizer],
         parts: Callable[[], Sequence[Any]],
     ) -> None:
-        super().__init__(*common, iterations=scheme.period_in_iterations)
-        self._period, self._outer = scheme.period_in_iterations, scheme.outer
-        self._guard = None if scheme.nonfinite == "spread" else NonfiniteGuard(scheme.nonfinite, self.tracker)
-        self._models, self._optimizers, self._parts = models, optimizers, parts
-        self._averaged = Averaged(models, optimizers if self._outer is None else ())
-        self._keeps_out = CopiedGradients(models).keep_out
+        super().__init__(*common, scheme=scheme)
+        self._models, self._parts = models, parts
+        self._averaged = Averaged(scheme, models, optimizers, self.tracker)
+        self._copies = CopiedGradients(models)
         self._began: _State | None = None
         """The state at the last meeting, from the first batch after it on."""
-        self._ended = True
-        """Whether the batch that was handed out last has ended."""
         self._last: HandedOut | None = None
         """The last batch of the period that has ended."""
         self._units, self._weighed = 0.0, False
@@ -83,15 +73,7 @@ class LocalReplica(ElasticEngine):
         self._weighed = True
 
     def steps(self, optimizer: torch.optim.Optimizer) -> bool:
-        self.check_batch(optimizer)
-        self.tracker.mark(Doing.STEPPED)
-        batch = self.hand_outs.in_hand
-        if batch is not None:
-            batch.closed = True
-            if not (self._ended or batch.piece.samples or batch.backward):  # A copy of another member's sample.
-                for model in self._models:
-                    model.zero_grad()
-        self.stepped = True
+        self._step_alone(optimizer, ended=self._ended)
         return True
 
     def _end_batch(self) -> None:
@@ -101,9 +83,9 @@ class LocalReplica(ElasticEngine):
         if not batch.computed:
             raise ConfigError(NO_BACKWARD)
         self._last, self._ended = batch, True
-        self._units += batch.piece.samples if batch.units is None else batch.units
+        self._units += counted_units((batch,))
         self.tracker.batch_ends()
-        if batch.piece.last and (self._quorum.broken or due_fragments(batch.piece, self._period)):
+        if batch.piece.last and (self._quorum.broken or due_fragments(batch.piece, self._iterations)):
             self._meet(batch)
 
     @property
@@ -134,9 +116,8 @@ class LocalReplica(ElasticEngine):
             counts = self._commit(last)
         if not counts:
             began.restore()
-        elif averaged and self._outer is not None:
-            trained = dict(enumerate(parameters_of(self._optimizers)))
-            step_outer(self._outer, self._optimizers[0], trained, began.tensors)
+        elif averaged:
+            self._averaged.step_outer(dict(enumerate(self._averaged.parameters())), began.tensors)
         now.synchronised_seconds = tracker.clock() - now.paused
         self._began = self._last = None
         self._units, self._weighed = 0.0, False
@@ -150,26 +131,22 @@ class LocalReplica(ElasticEngine):
             DisagreementError: The members computed different iterations, or stepped different parameters.
             DivergedError: See `NonfiniteGuard.skip`.
         """
-        now, averaged = self.tracker.iteration, self._optimizers if self._outer is None else ()
+        now, averaged = self.tracker.iteration, self._averaged
         assert now is not None
-        named, counts = self._averaged.tensors(), step_counts(averaged)
-        finite = self._guard is None or self._averaged.finite(named)
-        own = np.float64(self._units if finite else np.nan)
-        extra = kinds_of(named, {"counts": counts}), int(own.view(np.int64))  # Rows hold integers.
+        named, counts = averaged.tensors(), averaged.step_counts()
+        finite = averaged.finite(named)
+        extra = told(kinds_of(named, {"counts": counts}), [self._units if finite else float("nan")])
         row = self._rows.row(now, weighed=self._weighed, extra=extra)
-        kinds, units = self._rows.check(self._quorum.rows(torch.tensor(row)).numpy()).T
+        kinds, (weights,) = weights_in(self._rows.check(self._quorum.rows(torch.tensor(row)).numpy()))
         require_same_kinds(kinds)
-        weights = weights_of(np.ascontiguousarray(units).view(np.float64))
         weight = float(weights[self.workers.rank])
-        if self._guard is not None and not finite:
-            self._guard.skip(now, finite=bool(weights.any()))
-            clean_state(self._optimizers)
+        if not finite:
+            averaged.skip(now, finite=bool(weights.any()))
         if not weights.any():
-            begin_anew(parameters_of(self._optimizers), began.tensors)
+            begin_anew(averaged.parameters(), began.tensors)
             return False
         average([*named.values()], weight, lambda flat: self._quorum.sum(flat)())
-        if len(counts):
-            set_step_counts(averaged, self._quorum.rows(counts if weight else torch.zeros_like(counts)).amax(0))
+        averaged.set_step_counts(counts, weight, lambda own: self._quorum.rows(own).amax(0))
         return True
 
 

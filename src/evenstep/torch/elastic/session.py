@@ -122,6 +122,8 @@ class ElasticSession:
         self._carried: list[Any] = []
         self._loader: PreparedLoader | None = None
         self._engine: ElasticEngine | None = None
+        self._stepped = False
+        """Whether an optimizer stepped when it was last asked to."""
         key = of_all(inside.processes, torch.tensor(secrets.randbits(60)))[0]
         self._key = int(key) + inside.rank
         self._arrived: dict[str, Any] | None = None
@@ -161,7 +163,8 @@ class ElasticSession:
         def step_if_it_counts(_: object, closure: Callable[[], float] | None = None) -> float | None:
             with torch.enable_grad():
                 loss = None if closure is None else closure()
-            if self._engine is not None and self._engine.steps(optimizer):
+            self._stepped = self._engine is not None and self._engine.steps(optimizer)
+            if self._stepped:
                 leave_mark(self._launched, self._slot)
                 step()
             return loss
@@ -172,7 +175,7 @@ class ElasticSession:
 
     def scheduler(self, scheduler: LRScheduler) -> LRScheduler:
         """Send this scheduler's state to replicas that join; its `step` does nothing if the optimizer's does not."""
-        window_scheduler(scheduler, lambda: self._engine is not None and self._engine.stepped)
+        window_scheduler(scheduler, lambda: self._stepped)
         return self.carry(scheduler)
 
     def carry(self, part: Any) -> Any:

@@ -40,7 +40,7 @@ class SummingReplica(ElasticEngine):
         models: Sequence[torch.nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
-        super().__init__(*common)
+        super().__init__(*common, scheme=scheme)
         alone = replace(self.workers, rank=0, count=1)
         self._models = [SummedModel(each, alone) for each in models]
         self._sharded = [is_sharded(each) for each in models]
@@ -52,12 +52,10 @@ class SummingReplica(ElasticEngine):
         self._weighed = False
         self._table: torch.Tensor | None = None
         """The rows of all members in this step, once they are under way."""
-        self._settled = True
-        """Whether the step of the batch that was handed out last is over."""
 
     def begin(self, batch: HandedOut) -> None:
         self.tracker.begin(batch.share, batch.piece, batch.epoch, batch.origin.number)
-        self._table, self._settled, self.uncounted = None, False, 0
+        self._table, self._ended, self.uncounted = None, False, 0
         self._units, self._weighed = batch.units, batch.units is not None
         assert batch.weight is not None
         for model in self._models:
@@ -74,7 +72,7 @@ class SummingReplica(ElasticEngine):
 
     def _weigh_in(self) -> None:
         """Know who the members are, and by what this one's gradient is weighed, before anything is summed."""
-        if self._settled:
+        if self._ended:
             raise ConfigError(
                 "a backward ran outside the loop over the session's loader: compute gradients of its batches alone"
             )
@@ -159,7 +157,7 @@ class SummingReplica(ElasticEngine):
 
     def _end_batch(self) -> None:
         """End the step, once."""
-        if self._settled:
+        if self._ended:
             return
         if self._table is None and not self._quorum.broken:
             raise ConfigError(NO_BACKWARD)
@@ -170,9 +168,8 @@ class SummingReplica(ElasticEngine):
                 self._rows.check(self._table.numpy())
         except BrokenQuorumError:
             pass
-        batch.closed = self._settled = True
-        self.stepped = self._commit(batch)
-        if not self.counted:
+        batch.closed = self._ended = True
+        if not self._commit(batch):
             tracker.take_back()
         elif self._left_out is not None and self._left_out.due:
             self._left_out.before_step()

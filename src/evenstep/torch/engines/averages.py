@@ -4,14 +4,19 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, final
 
+import numpy as np
 import torch
 
 from evenstep.core.errors import ConfigError, DisagreementError
-from evenstep.core.values import IntArray
+from evenstep.core.fragments import weights_of
+from evenstep.core.values import FloatArray, IntArray
 from evenstep.core.workers import minority, name_workers
-from evenstep.schemes import Outer
+from evenstep.schemes import Scheme
 from evenstep.tensors.messages import all_finite
 from evenstep.tensors.outer import momentum_step
+from evenstep.worker.iteration import Iteration
+from evenstep.worker.nonfinite import NonfiniteGuard
+from evenstep.worker.tracker import Tracker
 
 _CHUNK_BYTES: Final = 32 * 2**20
 _MIN_BYTES: Final = 4
@@ -24,30 +29,6 @@ def parameters_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.Ten
 
 
 @torch.no_grad()
-def step_outer(
-    outer: Outer,
-    optimizer: torch.optim.Optimizer,
-    stepped: Mapping[int, torch.Tensor],
-    began: dict[torch.Tensor, torch.Tensor],
-) -> None:
-    """Step from where the period began, along the difference to the average, which the parameters hold now.
-
-    DiLoCo, arXiv 2311.08105, Algorithm 1, with the momentum of `torch.optim.SGD`. The momentum is kept in the state of
-    the first inner optimizer, so that it is saved and loaded with it; it is the same on all workers.
-    """
-    states: dict[Any, Any] = optimizer.state
-    kept = states.setdefault(_OUTER, {})
-    for number, parameter in stepped.items():
-        start = began.pop(parameter, parameter)
-        step = change = start - parameter
-        if outer.momentum:
-            momentum = kept.get(str(number), torch.zeros_like(change)).to(change.device)
-            kept[str(number)] = momentum
-            step = momentum_step(change, momentum, outer.momentum, nesterov=outer.nesterov)
-        parameter.copy_(start.sub(step, alpha=outer.rate))
-
-
-@torch.no_grad()
 def begin_anew(parameters: Iterable[torch.Tensor], began: dict[torch.Tensor, torch.Tensor]) -> None:
     """Set the parameters to where their period began, if that is known."""
     for parameter in parameters:
@@ -56,14 +37,22 @@ def begin_anew(parameters: Iterable[torch.Tensor], began: dict[torch.Tensor, tor
 
 @final
 class Averaged:
-    """What workers average: the models' trained parameters and buffers, and the state of these optimizers.
+    """What workers average: the models' trained parameters and buffers, and the optimizers' state.
 
     A parameter is trained from the first time on that it requires a gradient here, or where workers meet: scripts with
-    several models freeze each while another steps.
+    several models freeze each while another steps. Under an outer optimizer each worker keeps its inner ones' state.
     """
 
-    def __init__(self, models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self._models, self._optimizers = models, optimizers
+    def __init__(
+        self,
+        scheme: Scheme,
+        models: Sequence[torch.nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        tracker: Tracker,
+    ) -> None:
+        self._models, self._all, self._outer = models, optimizers, scheme.outer
+        self._optimizers = optimizers if scheme.outer is None else ()
+        self._guard = None if scheme.nonfinite == "spread" else NonfiniteGuard(scheme.nonfinite, tracker)
         self._trained: set[torch.Tensor] = set()
         buffers = {each.data_ptr() for model in models for each in model.buffers()}
         infinite = [
@@ -100,9 +89,103 @@ class Averaged:
             if tensor.is_floating_point() or tensor.is_complex()
         }
 
+    def parameters(self) -> list[torch.Tensor]:
+        """The parameters of all optimizers, in their order."""
+        return parameters_of(self._all)
+
     def finite(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """True if none of these tensors has come to hold a NaN or an infinity."""
-        return all_finite(each for name, each in tensors.items() if name not in self._infinite)
+        """True if none of these tensors has come to hold a NaN or an infinity, or if the scheme lets them spread."""
+        return self._guard is None or all_finite(each for name, each in tensors.items() if name not in self._infinite)
+
+    def skip(self, now: Iteration, *, finite: bool) -> None:
+        """Leave this worker's tensors, which are not finite, out of an average, which is `finite` or has no worker.
+
+        Raises:
+            NonfiniteGradientError: The scheme refuses them.
+            DivergedError: See `NonfiniteGuard.skip`.
+        """
+        assert self._guard is not None
+        self._guard.skip(now, finite=finite)
+        clean_state(self._all)  # Or else the next step spoils the weights again.
+
+    def step_counts(self) -> torch.Tensor:
+        """The number of steps of each parameter, for optimizers that count them (such as Adam): float64, on the CPU."""
+        counts = [torch.as_tensor(state["step"]) for state in _states(self._optimizers) if "step" in state]
+        if not counts:
+            return torch.zeros(0, dtype=torch.float64)
+        return torch.stack([count.to(counts[0].device) for count in counts]).to("cpu", torch.float64)
+
+    def set_step_counts(
+        self, counts: torch.Tensor, weight: float, largest_of: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        """Set each parameter's count of steps to the largest one among the workers that count, those with a weight.
+
+        A worker that had no samples, or skipped a step, is behind, but its averaged moments are as old as the others',
+        and Adam corrects them by this count. The largest equals the count of a single process, and counts never
+        decrease.
+
+        Args:
+            counts: This worker's, as from `step_counts`.
+            weight: Its weight in the average.
+            largest_of: Returns the largest one of all workers for each value of a tensor.
+        """
+        if not len(counts):
+            return
+        largest = largest_of(counts if weight else torch.zeros_like(counts))
+        states = [state for state in _states(self._optimizers) if "step" in state]
+        for state, count in zip(states, largest.tolist(), strict=True):
+            if torch.is_tensor(state["step"]):
+                state["step"].fill_(count)
+            else:
+                state["step"] = type(state["step"])(count)
+
+    def complete(self, gather: Callable[[Any], Sequence[Any]]) -> None:
+        """Add what any worker's optimizers keep for a parameter not stepped here: zeros, and single numbers.
+
+        A worker may have had no samples, a batch that does not use the parameter, or an overflow. `gather` returns what
+        each worker has given to it.
+        """
+        described = {
+            str(number): {
+                key: [
+                    list(each.shape),
+                    str(each.dtype).removeprefix("torch."),
+                    each.is_cpu,
+                    0 if each.dim() else each.item(),
+                ]
+                for key, each in state.items()
+                if torch.is_tensor(each)
+            }
+            for number, state in enumerate(_states(self._optimizers))
+        }
+        owners = [(each.state, parameter) for each in self._optimizers for parameter in parameters_of([each])]
+        for states in gather(described):
+            for number, (state, parameter) in enumerate(owners):
+                for key, (shape, dtype, on_cpu, value) in states.get(str(number), {}).items():
+                    if state[parameter].get(key) is None:
+                        device = "cpu" if on_cpu else parameter.device
+                        state[parameter][key] = torch.full(shape, value, dtype=getattr(torch, dtype), device=device)
+
+    @torch.no_grad()
+    def step_outer(self, stepped: Mapping[int, torch.Tensor], began: dict[torch.Tensor, torch.Tensor]) -> None:
+        """Step from where the period began, along the difference to the average, which the parameters hold now.
+
+        DiLoCo, arXiv 2311.08105, Algorithm 1, with the momentum of `torch.optim.SGD`. The momentum is kept in the state
+        of the first inner optimizer, so that it is saved and loaded with it; it is the same on all workers. Without an
+        outer optimizer the average stays.
+        """
+        if (outer := self._outer) is None:
+            return
+        states: dict[Any, Any] = self._all[0].state
+        kept = states.setdefault(_OUTER, {})
+        for number, parameter in stepped.items():
+            start = began.pop(parameter, parameter)
+            step = change = start - parameter
+            if outer.momentum:
+                momentum = kept.get(str(number), torch.zeros_like(change)).to(change.device)
+                kept[str(number)] = momentum
+                step = momentum_step(change, momentum, outer.momentum, nesterov=outer.nesterov)
+            parameter.copy_(start.sub(step, alpha=outer.rate))
 
 
 def clean_state(optimizers: Iterable[torch.optim.Optimizer]) -> None:
@@ -113,70 +196,29 @@ def clean_state(optimizers: Iterable[torch.optim.Optimizer]) -> None:
                 value.nan_to_num_(0.0, 0.0, 0.0)
 
 
-def described_states(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, dict[str, Any]]:
-    """By parameter and name, what a worker without this state has to make: plain values for `complete_states`."""
-    return {
-        str(number): {
-            key: [
-                list(each.shape),
-                str(each.dtype).removeprefix("torch."),
-                each.is_cpu,
-                0 if each.dim() else each.item(),
-            ]
-            for key, each in state.items()
-            if torch.is_tensor(each)
-        }
-        for number, state in enumerate(_states(optimizers))
-    }
-
-
-def complete_states(
-    optimizers: Sequence[torch.optim.Optimizer], described: Iterable[Mapping[str, Mapping[str, Any]]]
-) -> None:
-    """Add what any worker's optimizers keep for a parameter that these have not stepped: zeros, and single numbers.
-
-    A worker may have had no samples, a batch that does not use the parameter, or an overflow.
-    """
-    owners = [(each.state, parameter) for each in optimizers for parameter in parameters_of([each])]
-    for states in described:
-        for number, (state, parameter) in enumerate(owners):
-            for key, (shape, dtype, on_cpu, value) in states.get(str(number), {}).items():
-                if state[parameter].get(key) is None:
-                    device = "cpu" if on_cpu else parameter.device
-                    state[parameter][key] = torch.full(shape, value, dtype=getattr(torch, dtype), device=device)
-
-
 def _states(optimizers: Sequence[torch.optim.Optimizer]) -> list[dict[str, Any]]:
     """The state of each parameter of each optimizer."""
     return [optimizer.state.get(parameter, {}) for optimizer in optimizers for parameter in parameters_of([optimizer])]
-
-
-def step_counts(optimizers: Sequence[torch.optim.Optimizer]) -> torch.Tensor:
-    """The number of steps of each parameter, for optimizers that count them (such as Adam): float64, on the CPU."""
-    counts = [torch.as_tensor(state["step"]) for state in _states(optimizers) if "step" in state]
-    if not counts:
-        return torch.zeros(0, dtype=torch.float64)
-    return torch.stack([count.to(counts[0].device) for count in counts]).to("cpu", torch.float64)
-
-
-def set_step_counts(optimizers: Sequence[torch.optim.Optimizer], largest: torch.Tensor) -> None:
-    """Set each parameter's count of steps to this, the largest one among the workers that count.
-
-    A worker that had no samples, or skipped a step, is behind, but its averaged moments are as old as the others', and
-    Adam corrects them by this count. The largest equals the count of a single process, and counts never decrease.
-    """
-    states = [state for state in _states(optimizers) if "step" in state]
-    for state, count in zip(states, largest.tolist(), strict=True):
-        if torch.is_tensor(state["step"]):
-            state["step"].fill_(count)
-        else:
-            state["step"] = type(state["step"])(count)
 
 
 def kinds_of(*parts: Mapping[str, torch.Tensor]) -> int:
     """A fingerprint of the names, shapes and types of these tensors."""
     kinds = [(name, tuple(each.shape), each.dtype) for part in parts for name, each in part.items()]
     return zlib.crc32(repr(kinds).encode())
+
+
+def told(kinds: int, units: Sequence[float]) -> list[int]:
+    """What a worker tells of its part in an average: what it has to average, and its units in each fragment.
+
+    Units are those since the last average; NaN if the worker does not count. Rows hold integers: floats travel as bits.
+    """
+    return [kinds, *np.array(units).view(np.int64).tolist()]
+
+
+def weights_in(table: IntArray) -> tuple[IntArray, list[FloatArray]]:
+    """The kinds that each worker has told, by rank, and the weights of all workers in each fragment."""
+    kinds, *units = table.T
+    return kinds, [weights_of(np.ascontiguousarray(each).view(np.float64)) for each in units]
 
 
 def require_same_kinds(fingerprints: IntArray) -> None:

@@ -438,7 +438,7 @@ class CollectiveEngine(Engine):
             return
         else:
             with self.meeting(self.tracker.activity.doing(Doing.COUNTING)):
-                weight = units.weight()
+                weight = units.count / units.total()
         for model in self._models:
             model.set(weight)
 

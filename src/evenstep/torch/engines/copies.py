@@ -5,6 +5,8 @@ from typing import final
 
 import torch
 
+from evenstep.worker.hand_outs import HandedOut
+
 
 @final
 class CopiedGradients:
@@ -22,6 +24,12 @@ class CopiedGradients:
         for parameter, _ in self._before:
             parameter.grad = None
         torch.autograd.Variable._execution_engine.queue_callback(self._put_back)
+
+    def step_begins(self, batch: HandedOut) -> None:
+        """Drop the gradients if this batch is a copy whose backward was not noticed."""
+        if not (batch.piece.samples or batch.backward):
+            for model in self._models:
+                model.zero_grad()
 
     def _put_back(self) -> None:
         for parameter, gradient in self._before:

@@ -3,13 +3,14 @@
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from evenstep.core.activity import Doing
 from evenstep.core.errors import ConfigError, EvenstepError
 from evenstep.core.samples import Share, Shares, Window
 from evenstep.torch.engines.traces import Inputs, tensors_of
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from evenstep.torch.data.own_data import OwnData
+    from evenstep.torch.engines.copies import CopiedGradients
     from evenstep.torch.engines.loss_scale import LossScale
 
 NO_BATCH: Final = (
@@ -88,7 +90,9 @@ class Engine(ABC):
         """The factor of the weight of a part of it, besides its portion; None if each part weighs like the share."""
         self._scale: LossScale | None = None
         """Finds out how the loss is scaled, where gradients are summed, until it is sure."""
-        self._keeps_out: Callable[[], None] | None = None
+        self._fetches_ahead: bool | None = None
+        """Whether the script fetches batches before it has stepped on the last one; None before the first step."""
+        self._copies: CopiedGradients | None = None
         """Keeps the gradients of a backward on a copy of another worker's sample out, where no weight of 0 does."""
         self._units_ahead: tuple[HandedOut | None, Any] | None = None
         """The count from `weigh_by` for the next forward pass, and the batch that it is expected to compute."""
@@ -179,9 +183,9 @@ class Engine(ABC):
         """Return this worker's units in the form that `HandedOut` keeps until its weight is set."""
         return units
 
-    @abstractmethod
     def weigh(self, batch: HandedOut) -> None:
-        """Called when the current batch has units."""
+        """Called when the current batch has units, for engines that do not only need them afterwards."""
+        return
 
     def end_loop(self) -> None:
         """Called when all batches of the epoch were handed out; some may not be computed yet."""
@@ -299,8 +303,8 @@ class Engine(ABC):
                 " the period had ended: run the backward of a batch before the forward pass of the next"
             )
         batch.open, batch.backward = False, True
-        if self._keeps_out is not None and not batch.piece.samples:
-            self._keeps_out()
+        if self._copies is not None and not batch.piece.samples:
+            self._copies.keep_out()
         now = self.hand_outs.in_hand
         if now is not batch and now is not None:
             self._mixed |= not batch.weighs_as(now)
@@ -344,6 +348,16 @@ class Engine(ABC):
         Raises:
             ConfigError: The optimizer must not step now, or not on these gradients.
         """
+
+    def _step_alone(self, optimizer: torch.optim.Optimizer, *, ended: bool = False) -> None:
+        """Note a step on this worker's own gradients, those of the current batch unless that has `ended`."""
+        self.check_batch(optimizer)
+        self.tracker.mark(Doing.STEPPED)
+        if (batch := self.hand_outs.in_hand) is not None:
+            batch.closed = True
+            self._fetches_ahead = bool(self._fetches_ahead or self.hand_outs.ahead)
+            if self._copies is not None and not ended:
+                self._copies.step_begins(batch)
 
     def explained(self, cause: Exception) -> EvenstepError:
         """The error to raise after a collective failed with `cause`; it names the missing worker."""
@@ -401,3 +415,8 @@ class Engine(ABC):
             ending.callback(self.tracker.close)
             for each in self.checkpoints.values():
                 ending.callback(each.close)
+
+
+def counted_units(batches: Iterable[HandedOut]) -> float:
+    """Return the units of these batches: their samples, or what the script has counted."""
+    return sum(each.piece.samples if each.units is None else each.units for each in batches)

@@ -51,9 +51,8 @@ class FirstPeriod:
         return self._slices.redivide(sizes, table[:, 0])
 
     def _compares(self, now: Iteration) -> bool:
-        """True on all workers alike: `evenstep plan` has a plan of its own, and costs cut steps of unlike lengths."""
         tracker, loader = self._engine.tracker, self._engine.looped
-        known = now.basis != "start" or tracker.latest is not None
-        if known or self._slices is None or loader is None or loader.number != now.loader or now.share.cost is not None:
+        if self._slices is None or loader is None or loader.number != now.loader:
             return False
-        return compares_first_steps(tracker.problem, now.share.sizes, self._scheme.micro_batch or 1)
+        size, met = self._scheme.micro_batch or 1, tracker.latest is not None
+        return compares_first_steps(tracker.problem, now.share.sizes, size, basis=now.basis, met=met)

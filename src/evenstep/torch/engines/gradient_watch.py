@@ -1,15 +1,12 @@
 """Finds gradients that DistributedDataParallel did not sum, without a report, and those that a script changed."""
 
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, final
+from collections.abc import Callable, Sequence
+from typing import Final, final
 
 import torch
 
 from evenstep.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
 
 _MAX_NAMED: Final = 3
 
@@ -30,10 +27,11 @@ class GradientWatch:
         self._trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
         self.frozen = {name: each for name, each in model.named_parameters() if not each.requires_grad}
         self.local: deque[torch.Tensor] = deque(maxlen=1)
-        self._handle: RemovableHandle | None = None
+        self.close: Callable[[], None] = lambda: None
+        """Removes the hook."""
         if self._trained:
             first = next(iter(self._trained.values()))
-            self._handle = first.register_post_accumulate_grad_hook(self.local.append)  # type: ignore[no-untyped-call]
+            self.close = first.register_post_accumulate_grad_hook(self.local.append).remove  # type: ignore[no-untyped-call]
 
     def require_summed(self, optimizer: torch.optim.Optimizer, *, reduces: bool | None) -> None:
         """Check that all gradients of an optimizer are sums.
@@ -69,11 +67,6 @@ class GradientWatch:
             "a backward was not summed over the workers: call the model that prepare returned (not its .module) once"
             " for each backward, add losses up that rest on one forward pass, and change a model's dtype before prepare"
         )
-
-    def close(self) -> None:
-        """Remove the hook."""
-        if self._handle is not None:
-            self._handle.remove()
 
 
 @final

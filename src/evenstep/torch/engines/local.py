@@ -3,14 +3,14 @@
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from evenstep.core.activity import Doing
-from evenstep.core.fragments import cut_into_fragments, due_fragments, leaving_fragments, weights_of
+from evenstep.core.fragments import cut_into_fragments, due_fragments, leaving_fragments
 from evenstep.core.samples import Share
 from evenstep.schemes import Scheme
 from evenstep.torch.engines.averages import (
@@ -18,20 +18,15 @@ from evenstep.torch.engines.averages import (
     average,
     begin_anew,
     chunks,
-    clean_state,
-    complete_states,
-    described_states,
     flat_of,
     kinds_of,
-    parameters_of,
     require_same_kinds,
-    set_step_counts,
     split,
-    step_counts,
-    step_outer,
+    told,
+    weights_in,
 )
 from evenstep.torch.engines.copies import CopiedGradients
-from evenstep.torch.engines.engine import UNSETTLED, Engine
+from evenstep.torch.engines.engine import UNSETTLED, Engine, counted_units
 from evenstep.torch.engines.first_period import FirstPeriod
 from evenstep.torch.engines.hierarchical_sum import HierarchicalSum
 from evenstep.torch.engines.reports import ReportExchange
@@ -39,7 +34,6 @@ from evenstep.torch.processes.liveness import Liveness
 from evenstep.torch.processes.workers import Workers, gather
 from evenstep.worker.hand_outs import HandedOut
 from evenstep.worker.iteration import Iteration
-from evenstep.worker.nonfinite import NonfiniteGuard
 from evenstep.worker.tracker import Tracker
 
 
@@ -74,10 +68,8 @@ class LocalEngine(Engine):
         self._sums = None
         if workers.device_group is not None:
             self._sums = HierarchicalSum(workers, "float32" if self._outer is None else self._outer.wire)
-        self._nonfinite = None if scheme.nonfinite == "spread" else NonfiniteGuard(scheme.nonfinite, tracker)
-        self._models = models
         self._optimizers = optimizers
-        self._keeps_out = CopiedGradients(models).keep_out
+        self._copies = CopiedGradients(models)
         self._exchange = ReportExchange(workers, tracker.meter)
         self._first = FirstPeriod(self, scheme, self._exchange) if scheme.steps == "speed" else None
         if self._first is not None:
@@ -85,18 +77,15 @@ class LocalEngine(Engine):
         self._redivided: Share | None = None
         self._units = [np.nan] * self._fragments
         """Of each fragment since its last average; NaN if no batch was computed."""
-        self._count = 0.0
         self._weighed = False
         self._in_hand = False
-        self._fetches_ahead: bool | None = None
-        """Whether the script fetches batches before it has stepped on the last one; None before the first step."""
         self._stepped: set[int] = set()
         if workers.device_group is not None:
             # As under DistributedDataParallel, all workers start from the model of worker 0.
             for model in models:
                 for tensor in (*model.parameters(), *model.buffers()):
                     dist.broadcast(tensor.detach(), group=workers.device_group, group_src=0)
-        self._averaged = Averaged(models, optimizers if self._outer is None else ())
+        self._averaged = Averaged(scheme, models, optimizers, tracker)
 
     def enter_loader(self) -> None:
         now = self.hand_outs.in_hand
@@ -149,23 +138,20 @@ class LocalEngine(Engine):
         """Count the current batch, if it was computed, and hold the worker if slowness is emulated."""
         self._in_hand, batch = False, self.hand_outs.in_hand
         if batch is not None and batch.computed:
-            self._units = [float(np.nansum((units, self._count))) for units in self._units]
+            count = counted_units((batch,))
+            self._units = [float(np.nansum((units, count))) for units in self._units]
         self.tracker.batch_ends()
 
     def begin(self, batch: HandedOut) -> None:
         if self._outer is not None and self._alike:
-            new = (each for each in parameters_of(self._optimizers) if each not in self._began)
+            new = (each for each in self._averaged.parameters() if each not in self._began)
             self._began.update({parameter: parameter.detach().clone() for parameter in new})
         self.tracker.batch_begins()
         self.tracker.begin(batch.share, batch.piece, batch.epoch, batch.origin.number)
         self._in_hand, self._alike = True, False
         self._stepped.clear()
-        self._count = batch.piece.samples
-        if batch.units is not None:
-            self.weigh(batch)
 
     def weigh(self, batch: HandedOut) -> None:
-        self._count = batch.units
         self._weighed = True
 
     @property
@@ -192,15 +178,7 @@ class LocalEngine(Engine):
         self._in_hand, self._alike, self._apart = False, True, False
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Drop the gradients of a copy of another worker's sample, if their backward was not noticed."""
-        self.check_batch(optimizer)
-        self.tracker.mark(Doing.STEPPED)
-        if (batch := self.hand_outs.in_hand) is not None:
-            batch.closed = True
-            self._fetches_ahead = bool(self._fetches_ahead or self.hand_outs.ahead)
-            if self._in_hand and not (batch.piece.samples or batch.backward):
-                for model in self._models:
-                    model.zero_grad()
+        self._step_alone(optimizer, ended=not self._in_hand)
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Called after a step, as a hook: average after the last batch, if the loop ended before it was computed."""
@@ -214,32 +192,29 @@ class LocalEngine(Engine):
         """Average these fragments, and exchange the reports of all workers; if it `settles`, all models are alike."""
         reported, now.paused = now.paused is not None, time.perf_counter()
         self._first = None
-        averaged = self._optimizers if self._outer is None else ()
-        named, counts = self._averaged.tensors(), step_counts(averaged)
+        averaged = self._averaged
+        named, counts = averaged.tensors(), averaged.step_counts()
         trained, cut = self._cut()
         parts = self._parts(named, due)
         underway = self._arrive(discard=settles)
-        finite = self._nonfinite is None or self._averaged.finite(named)
+        finite = averaged.finite(named)
         counted = self._units if finite else [np.nan] * self._fragments
-        # A row has integers only: the floats travel as their bits.
-        extra = kinds_of(*parts.values(), {"counts": counts}), *np.array(counted).view(np.int64).tolist()
+        extra = told(kinds_of(*parts.values(), {"counts": counts}), counted)
         self._exchange.start(self._exchange.row(now, weighed=self._weighed, extra=extra))
         table = self._exchange.wait()
         assert table is not None
-        kinds, *units = self._exchange.check(table).T
-        if averaged and (kinds != kinds[0]).any():
-            complete_states(averaged, gather(self.workers.processes, described_states(averaged)))
-            counts, parts = step_counts(averaged), self._parts(self._averaged.tensors(), due)
-            told = gather(self.workers.processes, {"kinds": kinds_of(*parts.values(), {"counts": counts})})
-            kinds = np.array([each["kinds"] for each in told])
+        kinds, weights = weights_in(self._exchange.check(table))
+        if (kinds != kinds[0]).any():
+            averaged.complete(partial(gather, self.workers.processes))
+            counts, parts = averaged.step_counts(), self._parts(averaged.tensors(), due)
+            again = gather(self.workers.processes, {"kinds": kinds_of(*parts.values(), {"counts": counts})})
+            kinds = np.array([each["kinds"] for each in again])
         require_same_kinds(kinds)
-        weights = [weights_of(np.ascontiguousarray(each).view(np.float64)) for each in units]
         counting = {fragment for fragment, each in enumerate(weights) if each.any()}
         if underway is not None:
             counting.add(underway.fragment)
-        if self._nonfinite is not None and not finite:
-            self._nonfinite.skip(now, finite=not counting.isdisjoint(due))
-            clean_state(self._optimizers)  # Or else the next step spoils the weights again.
+        if not finite:
+            averaged.skip(now, finite=not counting.isdisjoint(due))
         kept = self._alpha if finite and not settles else 0.0
         for fragment in range(self._fragments):
             stepped = {number: each for number, each in enumerate(trained) if cut[number] == fragment}
@@ -249,10 +224,8 @@ class LocalEngine(Engine):
                 self._average_part(fragment, list(parts[fragment].values()), stepped, weight, kept, arrived)
             elif fragment in parts or not finite:  # A part that is not finite would spoil the others.
                 begin_anew(stepped.values(), self._began)
-        if 0 in counting and len(counts) and self.workers.host_group is not None:
-            largest = counts.clone() if weights[0][self.workers.rank] else torch.zeros_like(counts)
-            dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.workers.host_group)
-            set_step_counts(averaged, largest)
+        if 0 in counting and self.workers.host_group is not None:
+            averaged.set_step_counts(counts, weights[0][self.workers.rank], self._largest_of)
         self.tracker.stopwatch.synchronised()
         now.synchronised_seconds = time.perf_counter() - now.paused
         if reported:
@@ -261,9 +234,13 @@ class LocalEngine(Engine):
         self._units = [np.nan if part in met else units for part, units in enumerate(counted)]
         self._weighed, self._alike, self._apart = False, True, not settles and (self._fragments > 1 or self._alpha > 0)
 
+    def _largest_of(self, own: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(own, dist.ReduceOp.MAX, group=self.workers.host_group)
+        return own
+
     def _cut(self) -> tuple[list[torch.Tensor], list[int]]:
         """The parameters, and the fragment of each."""
-        trained = parameters_of(self._optimizers)
+        trained = self._averaged.parameters()
         return trained, cut_into_fragments([each.nbytes for each in trained], self._fragments)
 
     def _parts(self, named: Mapping[str, torch.Tensor], due: Iterable[int]) -> dict[int, dict[str, torch.Tensor]]:
@@ -281,8 +258,7 @@ class LocalEngine(Engine):
         """Begin the exchange of a fragment as it is now; the worker computes on while it is under way."""
         tensors = self._parts(self._averaged.tensors(), (fragment,))[fragment]
         units, self._units[fragment] = self._units[fragment], np.nan
-        finite = self._nonfinite is None or self._averaged.finite(tensors)
-        weight = float(np.nan_to_num(units)) if finite else 0.0
+        weight = float(np.nan_to_num(units)) if self._averaged.finite(tensors) else 0.0
         total, works = torch.tensor(weight, dtype=torch.float64), []
         sums = [(chunk, flat_of(chunk, weight)) for chunk in chunks([*tensors.values()])]
         if self.workers.device_group is not None:
@@ -327,8 +303,7 @@ class LocalEngine(Engine):
             if self._sums.narrows:
                 tensors = self._average_changes(fragment, tensors, list(stepped.values()), weight, self._sums)
             average(tensors, weight, self._sums.add_up)
-        if self._outer is not None:
-            step_outer(self._outer, self._optimizers[0], stepped, self._began)
+        self._averaged.step_outer(stepped, self._began)
         for parameter, mine in zip(stepped.values(), own, strict=False):
             self._began[parameter] = parameter.detach().clone()
             parameter.lerp_(mine, kept)

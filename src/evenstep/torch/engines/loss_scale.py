@@ -2,6 +2,7 @@
 
 import gc
 import warnings
+from dataclasses import dataclass
 from functools import partial
 from types import BuiltinFunctionType
 from typing import Any, Final, final
@@ -23,8 +24,27 @@ _UNLIKE: Final = 1.2
 _LOOKS: Final = (20, 40, 80, 160)
 """The number of such iterations after which the workers compare what they saw, until it is sure."""
 _ZERO: Final = torch.zeros((), dtype=torch.float64)
+_ZEROS: Final = torch.zeros(2, dtype=torch.float64)
 _UNKNOWN: Final = torch.full((2,), torch.nan, dtype=torch.float64)
 _ADVICE: Final = "docs/losses.md has the settings"
+
+
+@final
+@dataclass(slots=True)
+class _Look:
+    """What this worker has seen in an iteration.
+
+    Attributes:
+        sizes: Of all workers.
+        level: As in `_level_of`; NaN if unknown.
+        norm: The norm of the parameters' weighed gradient, from backward passes whose outputs have no rows.
+        ratio: This worker's targets, and its samples, over what their means are divided by; 0 if unknown.
+    """
+
+    sizes: list[int]
+    level: torch.Tensor = _UNKNOWN
+    norm: torch.Tensor = _ZERO
+    ratio: torch.Tensor = _ZEROS
 
 
 @final
@@ -45,33 +65,27 @@ class LossScale:
         self.looks = self.over = False
         self._by_norms = by_norms  # Not with BatchNorm, where small batches have small gradients.
         self._workers = workers
-        self._sizes: list[list[int]] = []
-        self._levels: list[torch.Tensor] = []
-        """Of each iteration, as in `_level_of`."""
-        self._norms: list[torch.Tensor] = []
+        self._looks: list[_Look] = []
+        """Of the iterations so far."""
+        self._now = _Look([])
         self._usual: dict[str, Any] = {}
         """PyTorch's own losses, by name, while wrappers are in their place."""
-        self._ratios: list[torch.Tensor] = []
-        """Of each iteration: this worker's targets, and its samples, over what their means are divided by."""
         self._batch: HandedOut | None = None
         self._of_backward: dict[int, torch.Tensor] = {}
         """By backward pass, since one of `torch.autograd.grad`, as for a penalty, does not reach the parameters."""
-        self._level: torch.Tensor | None = None
-        self._ratio = _ZERO
-        self._norm = _ZERO
-        """The norm of the parameters' weighed gradient, from backward passes whose outputs have no rows."""
         # A model that is sharded communicates over the default group itself.
         self._group: Any = None if workers.given_group is not None or sharded else dist.group.WORLD
         self._calls = self._foreign = 0
 
     def begins(self, batch: HandedOut) -> None:
         """Note that this batch is computed from now on."""
-        smallest, *_, largest = sorted(batch.share.sizes.tolist())
+        smallest, *_, largest = sorted(sizes := batch.share.sizes.tolist())
         unlike = largest >= _UNLIKE * smallest > 0
         self.looks = unlike and batch.units is None and batch.piece.cost is None
-        self._batch, self._level, self._norm = batch, None, _ZERO
+        self._batch = batch
+        if self.looks:
+            self._now = _Look(sizes)
         self._of_backward.clear()
-        self._ratio = _ZERO.expand(2)
         if self._usual:
             self.rests()
         for name in ("cross_entropy_loss", "nll_loss_nd") if self.looks else ():
@@ -98,7 +112,7 @@ class LossScale:
         return loss
 
     def _arrives(self, ratio: torch.Tensor, gradient: torch.Tensor) -> None:
-        self._ratio = self._ratio.to(ratio.device) + gradient * ratio
+        self._now.ratio = self._now.ratio.to(ratio.device) + gradient * ratio
 
     def forward_begins(self, given: Inputs) -> None:
         """Note the inputs of a model."""
@@ -126,9 +140,9 @@ class LossScale:
         """Note the gradients that this backward has reached, which are weighed and will be summed over the workers."""
         level = self._of_backward.get(current_backward())
         if level is not None:
-            self._level = level
+            self._now.level = level
         elif self._by_norms and not gradients.is_sparse:
-            self._norm = torch.hypot(self._norm.to(gradients.device), _norms_of(gradients))
+            self._now.norm = torch.hypot(self._now.norm.to(gradients.device), _norms_of(gradients))
 
     def _warn_of_communication(self) -> None:
         if self._group is not None and _calls_of(self._group) != self._calls:
@@ -142,21 +156,17 @@ class LossScale:
 
     def ends(self) -> bool:
         """End the iteration, on all workers; returns whether they are to `compare` what they saw."""
-        assert self._batch is not None
-        self._sizes.append(self._batch.share.sizes.tolist())
-        self._levels.append(_UNKNOWN if self._level is None else self._level)
-        self._norms.append(self._norm)
-        self._ratios.append(self._ratio)
+        self._looks.append(self._now)
         self.looks = False
         self.rests()
-        if len(self._sizes) == _LOOKS[0] <= self._foreign and _loops_over_another_loader():
+        if len(self._looks) == _LOOKS[0] <= self._foreign and _loops_over_another_loader():
             warnings.warn(
                 "in each iteration the model was given rows that the prepared loader did not hand out, as of another"
                 " loader beside it in a zip. They count by this worker's samples of the prepared loader: prepare that"
                 " loader too, and run a backward for each batch (docs/sessions.md)",
                 stacklevel=2,
             )
-        return len(self._sizes) in _LOOKS
+        return len(self._looks) in _LOOKS
 
     def compare(self) -> None:
         """Decide whether the loss is a mean; all workers must call it together.
@@ -164,28 +174,27 @@ class LossScale:
         Raises:
             ConfigError: The loss is not the mean over the worker's own batch.
         """
-        sizes = np.array(self._sizes)
-        seen = zip(self._levels, self._norms, self._ratios, strict=True)
-        mine = [[*level.tolist(), float(norm), *ratio.tolist()] for level, norm, ratio in seen]
+        sizes = np.array([each.sizes for each in self._looks])
+        mine = [[*each.level.tolist(), float(each.norm), *each.ratio.tolist()] for each in self._looks]
         told = of_all(self._workers, torch.tensor(mine, dtype=torch.float64))
         levels, trends, norms, *ratios = told.numpy().transpose(2, 1, 0)
         mean = None if is_in_order(trends) else is_mean(sizes, levels)
         if mean is None:
             mean = is_mean_by_norms(sizes, norms / sizes)  # They are weighed.
-        self.over = mean is not None or len(self._sizes) == _LOOKS[-1]
+        self.over = mean is not None or len(self._looks) == _LOOKS[-1]
+        seen = f"in {len(self._looks)} iterations with batches such as {shown(self._looks[-1].sizes)}"
         if mean is False:
             raise ConfigError(
-                f"the loss is not the mean over the worker's own batch: in {len(self._sizes)} iterations with batches"
-                f" such as {shown(self._sizes[-1])} its gradient does not fall as batches grow, and unlike batches"
-                " would be weighed wrongly. Divide by the samples at hand, such as len(x), not by a constant; or, if"
-                f' the script divides by the samples of all workers, give prepare(..., weights="script"): {_ADVICE}'
+                f"the loss is not the mean over the worker's own batch: {seen} its gradient does not fall as batches"
+                " grow, and unlike batches would be weighed wrongly. Divide by the samples at hand, such as len(x), not"
+                " by a constant; or, if the script divides by the samples of all workers, give prepare(...,"
+                f' weights="script"): {_ADVICE}'
             )
         if not any(map(is_divided_alike, ratios)):
             raise ConfigError(
                 "the loss is a mean over weights of classes, or over targets that are not ignored, whose sum is not in"
-                f" proportion to samples: in {len(self._sizes)} iterations with batches such as"
-                f" {shown(self._sizes[-1])} gradients would be weighed wrongly. Before backward call loader.weigh_by"
-                f" with weight[labels].sum() or (labels != ignore_index).sum(): {_ADVICE}"
+                f" proportion to samples: {seen} gradients would be weighed wrongly. Before backward call"
+                f" loader.weigh_by with weight[labels].sum() or (labels != ignore_index).sum(): {_ADVICE}"
             )
 
 

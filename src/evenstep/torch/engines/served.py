@@ -1,7 +1,7 @@
 """The server engine: each step pushes gradients to the parameter servers and pulls the current weights."""
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from evenstep.core.samples import EpochCosts, Ledger, Shares
 from evenstep.protocol.layout import ShardLayout
 from evenstep.schemes import Served
 from evenstep.torch.engines.describe import OptimizerState
-from evenstep.torch.engines.engine import Engine
+from evenstep.torch.engines.engine import Engine, counted_units
 from evenstep.torch.engines.gradient_watch import ChangeWatch
 from evenstep.torch.engines.served_parameters import ServedParameters
 from evenstep.torch.processes.workers import Workers
@@ -87,8 +87,6 @@ class ServedEngine(Engine):
         """Whether gradients of samples that other workers now have may still be left."""
         self._computes = False
         """Whether the script has called the prepared model."""
-        self._fetches_ahead: bool | None = None
-        """Whether the script fetches batches before it has stepped on the last one; None before the first step."""
         self._pass = ServedExchange(
             link,
             tracker,
@@ -160,9 +158,6 @@ class ServedEngine(Engine):
             if self.hand_outs.ahead:
                 self._fetches_ahead = True
         return batch
-
-    def weigh(self, batch: HandedOut) -> None:
-        """Do nothing: the units go with the push."""
 
     def leave_loop(self) -> None:
         """Give back the samples that were claimed and not computed, unless the script may still compute them."""
@@ -291,13 +286,8 @@ class ServedEngine(Engine):
     def _exchange(self, now: Iteration, batch: Batch, counted: Sequence[HandedOut]) -> None:
         """Push the gradients of the counted batches, or nothing. This finishes all batches up to `batch`."""
         samples = sum(each.piece.samples for each in counted)
-        self._pass.push(now, batch, partial(self._put, samples), samples=samples, units=units_of_all(counted))
+        self._pass.push(now, batch, partial(self._put, samples), samples=samples, units=counted_units(counted))
 
     def _put(self, samples: int) -> float:
         self._parameters.drop_changes()
         return self._parameters.put_gradients() if samples else 0.0
-
-
-def units_of_all(batches: Iterable[HandedOut]) -> float:
-    """Return the units of these batches: their samples, or what the script has counted."""
-    return sum(each.piece.samples if each.units is None else each.units for each in batches)

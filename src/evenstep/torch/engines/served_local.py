@@ -4,12 +4,12 @@ from typing import Any, Final, final
 
 import torch
 
-from evenstep.core.activity import Doing
 from evenstep.core.errors import ConfigError
 from evenstep.protocol.optimizer import OptimizerSpec, Options
 from evenstep.schemes import Outer
 from evenstep.torch.engines.averages import clean_state, parameters_of
-from evenstep.torch.engines.served import ServedEngine, units_of_all
+from evenstep.torch.engines.engine import counted_units
+from evenstep.torch.engines.served import ServedEngine
 from evenstep.worker.hand_outs import HandedOut
 
 
@@ -82,12 +82,7 @@ class LocalServedEngine(ServedEngine):
         return self._pass.over or super().synchronises  # No worker waits for one that has left its period.
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self.check_batch(optimizer)
-        self.tracker.mark(Doing.STEPPED)
-        if (now := self.hand_outs.in_hand) is not None:
-            now.closed = True
-            if self._fetches_ahead is not True:
-                self._fetches_ahead = bool(self.hand_outs.ahead)
+        self._step_alone(optimizer)
 
     def after_step(self, *_: Any) -> None:
         """Called after a step, as a hook: push after the last batch, if the loop ended before it was computed."""
@@ -115,7 +110,7 @@ class LocalServedEngine(ServedEngine):
         if not samples:
             self._parameters.drop_changes()
         put = self._parameters.put_changes if samples else float
-        if not self._pass.push(iteration, now.claimed, put, samples=samples, units=units_of_all(counted)):
+        if not self._pass.push(iteration, now.claimed, put, samples=samples, units=counted_units(counted)):
             clean_state([self._optimizer])
 
     def _require_served(self) -> None:

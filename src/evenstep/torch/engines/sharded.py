@@ -111,7 +111,7 @@ def weigh_shards(module: torch.nn.Module, engine: SumsShards, index: int, worker
         each.set_gradient_divide_factor(1.0)
         each.set_force_sum_reduction_for_comms(True)
         each.set_custom_reduce_scatter(
-            _WeightedReduceScatter(engine, index, end, hybrid=hybrid, alone=alone, parts=parts)  # type: ignore[arg-type]
+            _WeightedReduceScatter(end, hybrid=hybrid, alone=alone, parts=parts)  # type: ignore[arg-type]
         )
         each.set_custom_all_gather(_AllGather(engine))  # type: ignore[arg-type]
         if hybrid:
@@ -128,23 +128,22 @@ def _synchronise_always(requires_gradient_sync: bool, *, recurse: bool = True) -
 
 @final
 class BackwardEnd:
-    """Tells the engine when a backward is over."""
+    """Tells the engine when a backward of its model of this index is over."""
 
     def __init__(self, engine: SumsShards, index: int) -> None:
-        self._engine = engine
-        self._index = index
+        self.engine, self.index = engine, index
         self._awaited: object = self
 
     def await_once(self) -> None:
         """Called in a backward, any number of times."""
-        if self._awaited is not self._engine.tracker.iteration:
-            self._awaited = self._engine.tracker.iteration
+        if self._awaited is not self.engine.tracker.iteration:
+            self._awaited = self.engine.tracker.iteration
             # FSDP queues its last step of a backward in the same way, but earlier.
             torch.autograd.Variable._execution_engine.queue_callback(self._reached)
 
     def _reached(self) -> None:
         self._awaited = self
-        self._engine.backward_ends(self._index)
+        self.engine.backward_ends(self.index)
 
 
 @final
@@ -174,16 +173,10 @@ class _WeightedReduceScatter:
     `hybrid`: FSDP sums them over the replicas afterwards; compute continues then. `alone`: each replica has one shard.
     """
 
-    def __init__(
-        self, engine: SumsShards, index: int, end: BackwardEnd, *, hybrid: bool, alone: bool, parts: int
-    ) -> None:
-        self._engine = engine
-        self._index = index
-        self._end = end
-        self._hybrid = hybrid
-        self._alone = alone
+    def __init__(self, end: BackwardEnd, *, hybrid: bool, alone: bool, parts: int) -> None:
+        self._engine, self._end = end.engine, end
+        self._hybrid, self._alone, self._parts = hybrid, alone, parts
         self._input: torch.Tensor | None = None
-        self._parts = parts
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         # FSDP allocates the input in the compute stream, and then leaves that stream.
@@ -197,7 +190,7 @@ class _WeightedReduceScatter:
         return allocated
 
     def _weigh(self, gradients: torch.Tensor) -> None:
-        self._engine.weigh_sharded(self._index, gradients)
+        self._engine.weigh_sharded(self._end.index, gradients)
         if self._parts > 1:
             gradients.div_(self._parts)
         self._end.await_once()

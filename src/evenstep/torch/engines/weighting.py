@@ -217,10 +217,10 @@ class SummedModel:
 
 @final
 class UnitCount:
-    """This worker's units in its batch, and those of all workers, exchanged in the background after `start`."""
+    """This worker's units in its batch, the `count`, and those of all workers, exchanged in the background."""
 
     def __init__(self, count: float, group: dist.ProcessGroup | None) -> None:
-        self._count, self._group = count, group
+        self.count, self._group = count, group
         own, workers = torch.tensor([count], dtype=torch.float64), 1 if group is None else group.size()
         self._counts = [own.clone() for _ in range(workers)]
         self._work: dist.Work | None = None
@@ -232,16 +232,12 @@ class UnitCount:
             self._work = dist.all_gather(self._counts, self._counts[0].clone(), group=self._group, async_op=True)
         return self
 
-    def weight(self) -> float:
-        """This worker's part of the total; 0 if all counts are 0, as for a loss divided by max(count, 1).
+    def total(self) -> float:
+        """The units of all workers; 1 if there are none, as for a loss divided by max(count, 1).
 
         Raises:
             RuntimeError: The exchange with the other workers failed.
         """
-        return self._count / self.total()
-
-    def total(self) -> float:
-        """The units of all workers, or 1 if there are none; errors as in `weight`."""
         self.start()
         if self._work is not None:
             self._work.wait()
