@@ -107,7 +107,7 @@ def main():
         loss = bits(model, batch)
         optimizer.zero_grad()
         loss.backward()
-        if loader.synchronises:  # The gradient is whole: always, but with micro-batches.
+        if loader.synchronises:  # Always true, except between micro-batches.
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if first and loader.synchronises and loader.iteration % options.report_every == 0:

@@ -30,7 +30,7 @@ class Periodic(policies.Expert):
 
     workers: int
     period: Annotated[int, "Iterations after which slowness returns; 1 or more."] = 20
-    paces: npt.NDArray[np.float64] = field(init=False)  # What the constructor does not take is in checkpoints.
+    paces: npt.NDArray[np.float64] = field(init=False)  # Checkpoints hold the fields with `init=False`.
     now: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Replicas that come and go without a restart: an ordinary script, and two words more in its loop.
+"""Replicas that come and go without a restart: an ordinary script with two small changes.
 
     evenstep run --elastic 1:3 --slow 2=4x examples/elastic.py
 
-Kill one of its processes meanwhile: the others go on with the same global batch, and it comes back.
+Kill one of its processes while it runs: the others go on with the same global batch, and it comes back.
 """
 
 import torch

@@ -2,7 +2,7 @@
 
     evenstep run --elastic 1:2 --nproc-per-replica 2 --slow 1=3x examples/elastic_mesh.py
 
-Kill one of its processes meanwhile: the others go on with the same global batch, and its replica comes back.
+Kill one of its processes while it runs: the others go on with the same global batch, and its replica comes back.
 """
 
 import torch
