@@ -13,6 +13,7 @@ from server_hosts import pace_of
 
 from evenstep.cluster import parse_cluster
 from evenstep.schemes import parse_scheme
+from evenstep.schemes.scheme import NARROWING
 from evenstep.sim.network import Network
 
 WIRES = ("float32", "bf16", "int8")
@@ -78,9 +79,9 @@ def _figures(raw):
 
 def simulated(name):
     network, outer = Network(parse_cluster(CLUSTER), message_bytes=MODEL_BYTES), parse_scheme(SCHEMES[name]).outer
-    if outer is None or outer.wire == "float32":
+    if outer is None:
         return network.all_reduce_seconds("ring")
-    return network.two_hops_seconds(outer.narrowing)
+    return network.all_reduce_seconds("ring", by_host=True, narrowing=NARROWING[outer.wire])
 
 
 if __name__ == "__main__":

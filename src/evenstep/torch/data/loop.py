@@ -1,5 +1,6 @@
 """The loop over a loader: hands out this worker's batch of each iteration, for any kind of batch."""
 
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -76,6 +77,7 @@ class BatchLoop(ABC):
         self.newest: Share | None = None
         self._traces: Traces | None = None
         self._left = False
+        self._is_finalizing = sys.is_finalizing  # At exit `sys` may be None here when a generator is closed.
 
     def bind(self, source: DataLoader[Any], bound: Bound) -> None:
         """Start to hand out batches; called by the session once all workers agree.
@@ -289,7 +291,7 @@ class BatchLoop(ABC):
             self._left = False
             self.engine.end_loop()
         finally:
-            if loop == self._loops:
+            if loop == self._loops and not self._is_finalizing():
                 self._leave()
 
     def _leave(self) -> None:
