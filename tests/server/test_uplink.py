@@ -155,6 +155,15 @@ def test_pushes_of_one_commit_may_come_in_several_messages(parent):
     assert parent.weight() == pytest.approx(-(0.25 * 2 + 1.0) / 3)
 
 
+def test_weights_reach_the_group_though_the_worker_that_is_answered_first_has_just_gone(parent):
+    requests = parent.pushes(parent.begun())
+    last = {3: requests.pop(3)}
+    parent.together(1, requests, parent.gradient(1.0))
+    parent.shard_state.slots[0].connection.put(None)  # What its session does next.
+    parent.together(2, last, parent.gradient(1.0))
+    assert [parent.hear()[::2] for _ in range(WORKERS)] == [(1, True), (2, False), (3, False)]
+
+
 def test_empty_pushes_come_without_a_gradient(parent):
     parent.together(1, parent.pushes(parent.begun(), samples=0))
     assert {parent.hear()[0] for _ in range(WORKERS)} == {1, 2, 3}
