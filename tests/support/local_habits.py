@@ -145,6 +145,22 @@ def overflow(run, worker, iteration):
     return {"weights": weights(model), "states": states}
 
 
+def spoil_now_and_then(run, worker):
+    """In every second iteration this worker's loss is not finite; how many there were of these, and its weights."""
+    model, optimizer, loader = training.prepared(run)
+    spoilt = iterations = 0
+    for _ in range(run.epochs):
+        for inputs, targets in loader:
+            iterations += 1
+            spoils = dist.get_rank() == worker and iterations % 2 == 0
+            spoilt += spoils
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            (loss * torch.nan if spoils else loss).backward()
+            optimizer.step()
+    return {"spoilt": spoilt, "weights": weights(model)}
+
+
 def split_optimizer(run):
     """What is said of an optimizer that is split over the workers."""
     # Its module warns of its own use of TorchScript.

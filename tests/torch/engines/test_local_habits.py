@@ -39,6 +39,7 @@ def ran():
         calls[f"windows {optimizer}"] = training.train_locally, replace(WINDOWS, optimizer=optimizer)
         calls[f"few {optimizer}"] = training.train, Run(scripted=7, optimizer=optimizer, **FEW)
         calls[f"overflow {optimizer}"] = local_habits.overflow, Run(scheme=SCHEMES[0], optimizer=optimizer), 1, 1
+    calls["spoilt"] = local_habits.spoil_now_and_then, Run(scheme="local-sgd:period=1", epochs=45), 1
     calls["overflow first"] = local_habits.overflow, Run(scheme="local-sgd:period=1"), 1, 1
     for skips in SKIPS:
         calls[f"skipped {skips}"] = local_habits.skip_a_batch, SKIPPED, 1, *skips
@@ -107,6 +108,13 @@ def test_an_overflow_on_one_worker_in_the_first_period_is_no_disagreement(ran):
     for values in (ran["overflow first"], ran["overflow momentum"], ran["overflow adam"]):
         assert all(value == values[0] for value in values)
         assert np.isfinite(values[0]["weights"]).all()
+
+
+def test_weights_that_are_spoilt_now_and_then_do_not_add_up_to_a_hundred_in_a_row(ran):
+    values = ran["spoilt"]
+    assert values[1]["spoilt"] > 100
+    same([value["weights"] for value in values], values[0]["weights"])
+    assert np.isfinite(values[0]["weights"]).all()
 
 
 @pytest.mark.parametrize("skips", SKIPS)

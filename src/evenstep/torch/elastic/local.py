@@ -140,8 +140,7 @@ class LocalReplica(ElasticEngine):
         kinds, (weights,) = weights_in(self._rows.check(self._quorum.rows(torch.tensor(row)).numpy()))
         require_same_kinds(kinds)
         weight = float(weights[self.workers.rank])
-        if not finite:
-            averaged.skip(now, finite=bool(weights.any()))
+        averaged.met(now, finite=finite, average=bool(weights.any()))
         if not weights.any():
             begin_anew(averaged.parameters(), began.tensors)
             return False

@@ -97,15 +97,19 @@ class Averaged:
         """True if none of these tensors has come to hold a NaN or an infinity, or if the scheme lets them spread."""
         return self._guard is None or all_finite(each for name, each in tensors.items() if name not in self._infinite)
 
-    def skip(self, now: Iteration, *, finite: bool) -> None:
-        """Leave this worker's tensors, which are not finite, out of an average, which is `finite` or has no worker.
+    def met(self, now: Iteration, *, finite: bool, average: bool) -> None:
+        """Count an average: this worker's tensors were `finite`, and so is the `average`, or else no worker's were.
 
         Raises:
-            NonfiniteGradientError: The scheme refuses them.
+            NonfiniteGradientError: The scheme refuses tensors that are not finite.
             DivergedError: See `NonfiniteGuard.skip`.
         """
-        assert self._guard is not None
-        self._guard.skip(now, finite=finite)
+        if self._guard is None:
+            return
+        if finite:
+            self._guard.passed()
+            return
+        self._guard.skip(now, finite=average)
         clean_state(self._all)  # Or else the next step spoils the weights again.
 
     def step_counts(self) -> torch.Tensor:

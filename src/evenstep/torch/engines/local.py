@@ -213,8 +213,7 @@ class LocalEngine(Engine):
         counting = {fragment for fragment, each in enumerate(weights) if each.any()}
         if underway is not None:
             counting.add(underway.fragment)
-        if not finite:
-            averaged.skip(now, finite=not counting.isdisjoint(due))
+        averaged.met(now, finite=finite, average=not counting.isdisjoint(due))
         kept = self._alpha if finite and not settles else 0.0
         for fragment in range(self._fragments):
             stepped = {number: each for number, each in enumerate(trained) if cut[number] == fragment}
