@@ -203,7 +203,7 @@ BAD_FILES = [
     (DEVICE + 'per_sample = "1 min"', "(units: s, ms, us), not '1 min'"),
     (DEVICE + 'per_sample = "-1 ms"', "(units: s, ms, us), not '-1 ms'"),
     (DEVICE + f'per_sample = "{"9" * 400} ms"', 'per_sample must be a duration such as "10 ms"'),
-    (DEVICE + 'per_sample = "0 ms"', "[devices.d]: fixed_seconds and seconds_per_sample must not both be 0"),
+    (DEVICE + 'per_sample = "0 ms"', "[devices.d]: the fixed part and the time per sample must not both be 0"),
     (DEVICE + 'per_sample = "1 ms"\nflat = 1.5', "flat must be a whole number of at least 0, not 1.5"),
     (DEVICE + 'per_sample = "1 ms"\nlargest_batch = 0', "largest_batch must be a whole number of at least 1, not 0"),
     (

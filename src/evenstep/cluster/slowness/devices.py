@@ -60,7 +60,7 @@ class AffineCurve:
     def __post_init__(self) -> None:
         require_ranges(self)
         if self.seconds(1) <= 0:
-            raise ConfigError("fixed_seconds and seconds_per_sample must not both be 0")
+            raise ConfigError("the fixed part and the time per sample must not both be 0")
 
     def seconds(self, batch_size: float) -> float:
         return self.fixed_seconds + max(batch_size, self.flat_size) * self.seconds_per_sample
