@@ -43,10 +43,11 @@ def main(arguments: list[str]) -> int:
     if len(overviews) > 1:
         console.print(compared(overviews), markup=False, soft_wrap=True)
         console.print(_table(overviews))
+    below = "  " if len(overviews) > 1 else ""
     for each in overviews:
         console.print(f"[bold]{escape(each.name)}[/bold]  {escape(each.summary.verdict.text)}", soft_wrap=True)
         if each.next:
-            console.print(escape(each.next), soft_wrap=True)
+            console.print(below + escape(each.next), soft_wrap=True)
         if each.summary.elastic is not None:
             console.print(f"{escape(each.name)}: {each.summary.elastic.text}", soft_wrap=True)
         if each.run.unrecorded:
