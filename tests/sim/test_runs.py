@@ -102,7 +102,7 @@ def test_the_log_changes_nothing_and_adds_up_to_the_summary(run, busy, scheme):
         assert waited == pytest.approx(plain.waiting_share, abs=1e-3)
     else:
         assert recorded.servers.commits == plain.commits
-        assert recorded.servers.samples == plain.samples
+        assert recorded.servers.samples_committed == plain.samples
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
