@@ -20,6 +20,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.launch.c10d import GradBucket, of_communication
 from evenstep.torch.engines.collective import CollectiveEngine, CommHook, Reduced
 from evenstep.torch.engines.engine import Engine
+from evenstep.torch.engines.summing_group import SummingGroup
 from evenstep.torch.processes.workers import Workers
 from evenstep.worker.hand_outs import HandedOut
 
@@ -72,7 +73,7 @@ class PreparedModel(DistributedDataParallel):
             weigh_shards(module, engine, index, engine.workers)
         elif isinstance(engine, CollectiveEngine) and engine.workers.count > 1:
             replica = model if isinstance(model, DistributedDataParallel) else _replica(module, engine.workers)
-            _register_hook(replica, engine, index, comm_hook)
+            _reduce_by(engine, index, replica, comm_hook)
             if not self._leave:
                 replica.train(self.training)  # type: ignore[no-untyped-call]
         module.__dict__[_PREPARED] = id(module)
@@ -86,11 +87,12 @@ class PreparedModel(DistributedDataParallel):
 
     def follow(self, replica: DistributedDataParallel) -> None:
         """Follow the script's own DistributedDataParallel, which the script calls and which is not changed."""
-        replica.__dict__.update({_IGNORED: _RefusesWrapping(), "zero_grad": self.zero_grad})
+        own = {"zero_grad": self.zero_grad, "register_comm_hook": self.register_comm_hook}
+        replica.__dict__.update({_IGNORED: _RefusesWrapping(), **own})
         self._leave = (
             replica.register_forward_pre_hook(self._before_forward, with_kwargs=True).remove,
             replica.register_forward_hook(self._after_forward).remove,
-            lambda: [replica.__dict__.pop(each, None) for each in (_IGNORED, "zero_grad")],
+            lambda: [replica.__dict__.pop(each, None) for each in (_IGNORED, *own)],
         )
 
     def release(self) -> None:
@@ -258,41 +260,63 @@ def forget(model: torch.nn.Module) -> None:
     """Allow the model to be prepared again."""
     unwrapped(model).__dict__.pop(_PREPARED, None)
     if isinstance(model, DistributedDataParallel) and (reduction := _REDUCTIONS.get(model)) is not None:
-        reduction.by = None
+        reduction.stop(model)
 
 
 @final
 class _Reduction:
-    """The action of a DistributedDataParallel's communication hook, which cannot be removed; None: as without it."""
+    """How a DistributedDataParallel sums gradients: by its hook, which cannot be removed, or on hosts in a group."""
 
-    def __init__(self) -> None:
+    def __init__(self, replica: DistributedDataParallel) -> None:
         self.by: Callable[[GradBucket], Reduced] | None = None
+        """The action of the hook; None: as without it."""
+        self.group: SummingGroup | None = None
+        self.hook(replica)
+
+    def stop(self, replica: DistributedDataParallel) -> None:
+        """Sum as without evenstep."""
+        self.by = None
+        if self.group is not None:
+            self.group.group, self.group.sum = replica.process_group, None
+
+    def hook(self, replica: DistributedDataParallel) -> None:
+        """Give the replica a hook.
+
+        Raises:
+            ConfigError: It has one.
+        """
+        group = replica.process_group
+
+        # DDP insists on these names and annotations.
+        def hook(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+            return allreduce_hook(group, bucket) if self.by is None else self.by(bucket)
+
+        try:
+            DistributedDataParallel.register_comm_hook(replica, None, hook)  # `follow` has replaced the replica's own.
+        except RuntimeError as error:
+            raise ConfigError(
+                "the model has a communication hook already, which would undo evenstep's weights: do not register it,"
+                " give it as prepare(..., comm_hook=(state, hook))"
+            ) from error
 
 
 _REDUCTIONS: Final[WeakKeyDictionary[DistributedDataParallel, _Reduction]] = WeakKeyDictionary()
 
 
-def _register_hook(
-    replica: DistributedDataParallel, engine: CollectiveEngine, index: int, comm_hook: CommHook | None
+def _reduce_by(
+    engine: CollectiveEngine, index: int, replica: DistributedDataParallel, comm_hook: CommHook | None
 ) -> None:
-    reduction = _REDUCTIONS.get(replica) or _Reduction()
+    """Let the engine sum the replica's gradients."""
+    if (reduction := _REDUCTIONS.get(replica)) is None:
+        reduction = _REDUCTIONS[replica] = _Reduction(replica)
+        if comm_hook is None and engine.on_host and engine.workers.device_group is not None:
+            reduction.group = SummingGroup.for_reducer(replica, engine.workers.device_group)
+    elif comm_hook is not None and reduction.group is not None:
+        reduction.hook(replica)
+        reduction.group = None  # Its reducer keeps it.
     reduction.by = partial(engine.communicate, index, comm_hook)
-    if replica in _REDUCTIONS:
-        return
-
-    # DDP insists on these names and annotations.
-    def hook(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        return allreduce_hook(group, bucket) if reduction.by is None else reduction.by(bucket)
-
-    group = replica.process_group
-    try:
-        replica.register_comm_hook(None, hook)
-    except RuntimeError as error:
-        raise ConfigError(
-            "the model has a communication hook already, which would undo evenstep's weights: do not register it, give"
-            " it as prepare(..., comm_hook=(state, hook))"
-        ) from error
-    _REDUCTIONS[replica] = reduction
+    if reduction.group is not None:
+        engine.sum_in(reduction.group, index)
 
 
 def _replica(module: torch.nn.Module, workers: Workers) -> DistributedDataParallel:

@@ -21,13 +21,14 @@ from evenstep.core.load.equal import Equal
 from evenstep.core.samples import by_samples
 from evenstep.launch.c10d import GradBucket, completed, start_sum
 from evenstep.schemes import Scheme
-from evenstep.torch.engines.direct_sum import DirectSum
+from evenstep.torch.engines.direct_sum import DirectSum, SumOfTwo
 from evenstep.torch.engines.engine import Engine
 from evenstep.torch.engines.left_out import LeftOut
 from evenstep.torch.engines.loss_scale import LossScale
 from evenstep.torch.engines.reports import ReportExchange
 from evenstep.torch.engines.sketches import sketches_of
-from evenstep.torch.engines.weighting import SummedModel, UnitCount, Weights, weight_function
+from evenstep.torch.engines.summing_group import DividedBucket, SummingGroup
+from evenstep.torch.engines.weighting import Bucket, SummedModel, UnitCount, Weights, weight_function
 from evenstep.torch.processes.liveness import Liveness
 from evenstep.torch.processes.workers import Workers, gather
 from evenstep.worker.hand_outs import HandedOut
@@ -62,7 +63,7 @@ class CollectiveEngine(Engine):
         self._models = [SummedModel(model, workers) for model in models]
         self._averages_statistics = any(model.statistics is not None for model in self._models)
         devices = {parameter.device.type for model in models for parameter in model.parameters()}
-        self._on_host = workers.on_host and devices <= {"cpu"}
+        self.on_host = workers.on_host and devices <= {"cpu"}
         # Weak references: the optimizers' hooks refer to this engine and so to the data workers.
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         self._weight_of, self._part_weight = weight_function(weights, scheme, workers.count, accumulation)
@@ -74,7 +75,7 @@ class CollectiveEngine(Engine):
         self._alone = self.accumulates and workers.count == 1
         self._exchange = ReportExchange(workers, tracker.meter)
         self._failure: Exception | None = None
-        self._sums: list[dist.Work] = []  # Sums of buckets under way, on hosts.
+        self._sums: list[dist.Work | SumOfTwo] = []  # Sums of buckets under way, on hosts.
         self._direct = DirectSum(workers)
         self._units: UnitCount | None = None
         """The count from `weigh_by`, until the weight is set."""
@@ -203,7 +204,7 @@ class CollectiveEngine(Engine):
         own = self._models[model]
         if self._averages_statistics:
             self._finish_statistics()  # The average must not overwrite the statistics of this pass.
-        own.reduces = own.expected = synchronises
+        own.reduces, own.expected, own.sent = synchronises, synchronises, 0
         if own.looked_at and not own.accumulating:
             own.forget_looks()
         if self.tracker.iteration is None:
@@ -220,6 +221,10 @@ class CollectiveEngine(Engine):
             self._scale.loss_begins()
         if not self.tracker.stopwatch.running:
             self.tracker.stopwatch.run()
+
+    def forward_ends(self, model: int, batch: HandedOut | None, outputs: Any, *, communicates: bool = False) -> None:
+        super().forward_ends(model, batch, outputs, communicates=communicates)
+        self._models[model].forward_ends()
 
     def _backward_begins(self, model: int, batch: HandedOut, gradient: torch.Tensor | None) -> None:
         batch.open, batch.backward = False, True
@@ -240,7 +245,19 @@ class CollectiveEngine(Engine):
             if not total.is_cpu or not cmath.isfinite(total.item()):
                 self._left_out.look_at(model, total)
 
-    def communicate(self, model: int, comm_hook: CommHook | None, bucket: GradBucket) -> Reduced:
+    def sum_in(self, group: SummingGroup, model: int) -> None:
+        """Sum the gradients of that model in this group."""
+        assert self.workers.device_group is not None
+        self._models[model].group, group.sum = weakref.ref(group), partial(self._sum_bucket, model)
+        group.group = self.workers.device_group
+
+    def _sum_bucket(self, model: int, group: SummingGroup, gradients: torch.Tensor) -> Reduced:
+        """Like `communicate`, for gradients on hosts that DDP has divided."""
+        own = self._models[model]
+        bucket, own.sent = DividedBucket(group, gradients, own.sent), own.sent + gradients.numel()
+        return self.communicate(model, None, bucket)
+
+    def communicate(self, model: int, comm_hook: CommHook | None, bucket: Bucket) -> Reduced:
         """The DDP communication hook: returns the weighted sum of a bucket's gradients over all workers."""
         gradients, last, own = bucket.buffer(), bucket.is_last(), self._models[model]
         if self._failure is not None:
@@ -253,14 +270,14 @@ class CollectiveEngine(Engine):
             own.apply(bucket, gradients, (1 if comm_hook is None else self.workers.count) / self._divisor)
             if self._scale is not None and self._scale.looks:
                 self._scale.summed(gradients)
-            if self._on_host and comm_hook is None:
+            if self.on_host and comm_hook is None:
                 self._reduce_on_host(model, gradients, last=last)
                 return completed(gradients)
             if comm_hook is None:
                 work = dist.all_reduce(gradients, group=self.workers.device_group, async_op=True)
                 reduced = work.get_future()
             else:
-                reduced = comm_hook[1](comm_hook[0], bucket)
+                reduced = comm_hook[1](comm_hook[0], cast("GradBucket", bucket))
             if last:
                 self._overlap_report()
                 self._start_statistics(model)
@@ -284,7 +301,7 @@ class CollectiveEngine(Engine):
                 self._exchange.wait()
             self._exchange.rows = self._direct.sum(gradients, self._row)
         else:
-            self._sums.append(start_sum(gradients, self.workers.device_group))
+            self._sums.append(self._direct.start(gradients))
             if overlaps:
                 self._exchange.start(self._row())  # After the gradients, which all workers wait for.
         while self._sums:
@@ -460,7 +477,7 @@ class CollectiveEngine(Engine):
 
     def _collect(self) -> None:
         """Check that all workers did the same, if reports are there; raise the first failure since the last call."""
-        if self._report_due or self._exchange.work is not None or self._averages_statistics or not self._on_host:
+        if self._report_due or self._exchange.work is not None or self._averages_statistics or not self.on_host:
             self._finish_exchange()
         if self._failure is not None:
             raise self.explained(self._failure) from self._failure
@@ -485,7 +502,7 @@ class CollectiveEngine(Engine):
 
     def _finish_exchange(self) -> None:
         """Send what is due, and wait for what all workers have sent."""
-        if not self._on_host:
+        if not self.on_host:
             self.tracker.stopwatch.synchronised()
         if self._report_due:
             self._exchange.start(self._row())

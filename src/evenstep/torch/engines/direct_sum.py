@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 
 from evenstep.core.values import IntArray
-from evenstep.launch.c10d import start_exchange
+from evenstep.launch.c10d import start_exchange, start_sum
 from evenstep.torch.processes.workers import Workers
 
 _LARGEST_PART_BYTES: Final = 64 * 1024
-_LARGEST_WHOLE_BYTES: Final = 512 * 1024
+_LARGEST_WHOLE_BYTES: Final = 4 * 1024 * 1024
 _WORD_BYTES: Final = 8
 
 
@@ -39,6 +39,23 @@ class DirectSum:
         self.sum = self._sum_of_two if count == 2 else self._sum_of_parts
         """Replaces a tensor by the sum, and returns the rows of all workers, [workers, columns]."""
         self._fits: tuple[torch.dtype, int, int] | None = None
+        self._of_two = count == 2 and not alone and len(set(workers.hosts)) == 1
+        self._received = torch.empty(0)
+
+    def start(self, tensor: torch.Tensor) -> "dist.Work | SumOfTwo":
+        """Start to sum a larger tensor, for which nothing else is left to do meanwhile.
+
+        Two workers on one host send it in one hop, too. Between hosts a ring adds up parts while others are on the way.
+        """
+        group = self._workers.device_group
+        assert group is not None
+        if not self._of_two or tensor.is_sparse or tensor.is_complex():
+            return start_sum(tensor, group)
+        if self._received.dtype != tensor.dtype or self._received.numel() < tensor.numel():
+            self._received = torch.empty_like(tensor)
+        received, rank = self._received[: tensor.numel()], self._workers.rank
+        splits = tensor.numel() * rank, tensor.numel() * (1 - rank)
+        return SumOfTwo(start_exchange(received, tensor, group, splits), tensor, received)
 
     def _sum_of_two(self, tensor: torch.Tensor, row: Callable[[], list[int]]) -> IntArray:
         own = row()
@@ -79,3 +96,15 @@ class DirectSum:
         dist.all_to_all_single(table, sent, group=group)
         tensor.copy_(sums[:, :length].reshape(-1)[: tensor.numel()])
         return table[:, words:].numpy()
+
+
+@final
+class SumOfTwo:
+    """The sum of a tensor and another, which `work` receives."""
+
+    def __init__(self, work: dist.Work, tensor: torch.Tensor, received: torch.Tensor) -> None:
+        self._work, self._tensor, self._received = work, tensor, received
+
+    def wait(self) -> None:
+        self._work.wait()
+        self._tensor.add_(self._received)

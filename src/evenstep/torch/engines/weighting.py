@@ -1,7 +1,7 @@
 """Weighs a worker's gradient by its share of the samples, even if several backwards share one synchronisation."""
 
 from collections.abc import Callable
-from typing import Literal, Self, TypeAlias, final
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias, final
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,13 @@ from evenstep.launch.c10d import GradBucket
 from evenstep.schemes import Scheme
 from evenstep.torch.engines.gradient_watch import ChangeWatch, GradientWatch
 from evenstep.torch.engines.running_statistics import RunningStatistics
+from evenstep.torch.engines.summing_group import DividedBucket, SummingGroup
 from evenstep.torch.processes.workers import Workers
+
+if TYPE_CHECKING:
+    from weakref import ReferenceType
+
+Bucket: TypeAlias = GradBucket | DividedBucket
 
 Weights: TypeAlias = Literal["samples", "script"]
 """`samples`: as the scheme weighs gradients. `script`: all equally, for a loss that is normalised over all workers."""
@@ -60,6 +66,8 @@ class SummedModel:
         looked_at: Whether gradients at outputs were finite, by backward pass, or by None for an accumulation window.
         changes: Finds gradients that a script changes before others are added to them; None until others are.
         finite: Whether this worker's gradient counted in the last sum, a boolean on its device; None if it did.
+        group: In which DDP sums its gradients, and which refers to the engine; None if it does so by a hook.
+        sent: The elements of the buckets that the backward of the last forward pass has summed in that group.
 
     Source: LB-BSP (arXiv 1806.02508), gradient aggregation: sum of (x_i / X) g_i. DDP itself divides by N.
     """
@@ -71,6 +79,8 @@ class SummedModel:
         statistics = RunningStatistics(model, workers)
         self.statistics = statistics if workers.count > 1 and statistics.norms else None
         self.reduces: bool | None = None
+        self.group: ReferenceType[SummingGroup] | None = None
+        self.sent = 0
         self.weight = 1.0
         self.idle = False
         self.accumulating = False
@@ -109,7 +119,18 @@ class SummedModel:
         if self.expected and not self.accumulating:
             gradients = ((parameter, parameter.grad) for parameter in self.parameters)
             self._sums = {parameter: grad.clone() for parameter, grad in gradients if grad is not None}
+            if self._sums:
+                self._look()
         self.expected = False
+
+    def forward_ends(self) -> None:
+        """Note that the backward may begin, of buckets that no longer change."""
+        if self._kept:
+            self._look()
+
+    def _look(self) -> None:
+        if self.group is not None and (group := self.group()) is not None:
+            group.look()
 
     def close(self) -> None:
         """Remove the hooks, which autograd keeps alive."""
@@ -182,25 +203,26 @@ class SummedModel:
                 values = gradients._values() if gradients.is_sparse else gradients
                 values.masked_fill_(~finite, 0.0)
 
-    def apply(self, bucket: GradBucket, buffer: torch.Tensor, scale: float = 1.0) -> None:
+    def apply(self, bucket: Bucket, buffer: torch.Tensor, scale: float = 1.0) -> None:
         """Weigh the gradients of a bucket in place, which are its `buffer`, times `scale`."""
+        divisor = self._workers if isinstance(bucket, DividedBucket) else 1
         if self.idle:
             self._replace(bucket, buffer, scale)
-        else:
-            # The same operation as DDP's own division, so equal sizes give the same bits.
-            buffer.mul_(self.weight * scale)
+        elif (factor := self.weight * scale) != 1 / divisor:
+            # Without a divisor the same operation as DDP's own division, so equal sizes give the same bits either way.
+            buffer.mul_(factor * divisor)
         if self.looked_at:
             self._leave_out(buffer)
         if self._sums and not buffer.is_sparse:
             self._keep_sums(bucket, scale)
 
-    def _keep_sums(self, bucket: GradBucket, scale: float) -> None:
+    def _keep_sums(self, bucket: Bucket, scale: float) -> None:
         weight = 0.0 if self.idle else self.weight
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             if (total := self._sums.pop(parameter, None)) is not None:
                 gradient.add_(total, alpha=scale * (1 / self._workers - weight))
 
-    def _replace(self, bucket: GradBucket, buffer: torch.Tensor, scale: float) -> None:
+    def _replace(self, bucket: Bucket, buffer: torch.Tensor, scale: float) -> None:
         """Replace the gradients of a backward without weight by those that had accumulated before it."""
         buffer.zero_()
         if buffer.is_sparse:  # The bucket then holds one parameter, and has no views.
@@ -210,7 +232,7 @@ class SummedModel:
                     " batch in a step"
                 )
             return
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True) if self._kept else ():
             if parameter in self._kept:
                 gradient.copy_(self._kept[parameter]).mul_(self.weight * scale)
 
