@@ -83,7 +83,7 @@ JUDGES = {
     "momentum_rules": SIMULATED,
     "overhead": (
         *WORKERS, "torch/data/batches.py", "torch/data/fetch.py", "torch/engines/direct_sum.py",
-        "torch/engines/traces.py", "torch/model.py", "worker/hand_outs.py",
+        "torch/engines/summing_group.py", "torch/engines/traces.py", "torch/model.py", "worker/hand_outs.py",
     ),
     "planning": (*SIZES, "core/samples"),
     "predictors": ("benchmarks/traces", "core/load/narx.py", "core/load/narx_network.py"),
@@ -106,7 +106,6 @@ JUDGES = {
         *SIZES, *WORKERS, "examples/ddp_evenstep.py", "report/account", "worker/summary.py",
     ),
     "updates_to_target": (*SIZES, *WORKERS, "cli/demonstration/setting.py", "cli/demonstration/train.py"),
-    "weigh_where": (),
     "wire": (
         "benchmarks/harness/hosts_worker.py", "sim/network.py", "tensors/narrow.py", "torch/engines/averages.py",
         "torch/engines/local.py", "torch/engines/narrow.py",

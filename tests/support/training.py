@@ -536,11 +536,12 @@ def sum_both_ways(count, dtype):
     workers = join_workers(torch.device("cpu"), 20.0)
     torch.manual_seed(1000 * workers.rank + count)
     mine = torch.randn(count, dtype=torch.float64).to(dtype)
-    ring = mine.clone()
+    ring, large = mine.clone(), mine.clone()
     dist.all_reduce(ring)
-    row = [workers.rank, -7, 2**62]
-    rows = DirectSum(workers).sum(mine, lambda: row)
-    return {"equal": torch.equal(ring, mine), "rows": rows.tolist()}
+    row, direct = [workers.rank, -7, 2**62], DirectSum(workers)
+    rows = direct.sum(mine, lambda: row)
+    direct.start(large).wait()
+    return {"equal": torch.equal(ring, mine) and torch.equal(ring, large), "rows": rows.tolist()}
 
 
 def copy_prepared(run):

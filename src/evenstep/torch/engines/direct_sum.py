@@ -1,7 +1,7 @@
-"""Sums a small tensor over all workers in two hops, or one, where Gloo's all-reduce takes 2 (N - 1) around a ring.
+"""Sums a tensor over all workers in two hops, or one, where Gloo's all-reduce takes 2 (N - 1) around a ring.
 
-A ring sends the fewest bytes at a time, which suits large tensors. With a small tensor, most of the time is spent
-waking up at each hop; benchmarks/RESULTS.md has measurements on one machine.
+A ring of several workers sends the fewest bytes at a time, which suits large tensors. With a small tensor, most of the
+time is spent waking up at each hop; benchmarks/RESULTS.md has measurements on one machine.
 """
 
 from collections.abc import Callable
