@@ -1,59 +1,61 @@
-"""Training on hosts, in evenstep's process group or by a communication hook."""
+"""Hosts on one machine: network namespaces, joined by a cable whose traffic is counted."""
 
-import torch
-import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+import ctypes
+import json
+import os
+import socket
+import subprocess
+from contextlib import contextmanager
 
-import evenstep
-from evenstep.torch.model import _REDUCTIONS
-from support import training
+import pytest
 
-
-def train_beside_ddp(run):
-    """Whether bsp's gradients have the bits of plain DDP's on the same batches, and are summed in the group."""
-    model, optimizer, loader = training.prepared(run, DistributedDataParallel(training.model_of(run)))
-    plain = DistributedDataParallel(training.model_of(run))
-    steps = training.optimizer_of(run, plain)
-    evenstep.torch.leave_alone(steps)
-    for inputs, targets in loader:
-        training.step(model, optimizer, inputs, targets)
-        training.step(plain, steps, inputs, targets)
-    return {
-        "in_group": any(each.group is not None for each in _REDUCTIONS.values()),
-        "equal": training.weights(model) == training.weights(plain),
-    }
+_NEW_NAMES = 0x04000000
+_NEW_NETWORK = 0x40000000
 
 
-def prepare_again(run):
-    """Train a DDP model in three sessions, the second with a hook; and one in one process on all batches."""
-    model = DistributedDataParallel(training.model_of(run))
-    calls = []
+def ip(*arguments):
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
 
-    def counted(state, bucket):
-        calls.append(bucket.index())
-        return allreduce_hook(None, bucket)
 
-    expected = training.model_of(run)
-    own = training.optimizer_of(run, expected)
-    evenstep.torch.leave_alone(own)
-    for comm_hook in (None, (None, counted), None):
-        optimizer = training.optimizer_of(run, model)
-        data = DataLoader(TensorDataset(*training.data(run)), batch_size=run.batch_size)
-        prepared, optimizer, loader = evenstep.prepare(model, optimizer, data, scheme="bsp", comm_hook=comm_hook)
-        own = torch.optim.SGD(expected.parameters(), lr=0.05, momentum=0.9)
-        evenstep.torch.leave_alone(own)
-        for inputs, targets in loader:
-            training.step(prepared, optimizer, inputs, targets)
-            parts = [None] * dist.get_world_size()
-            dist.all_gather_object(parts, (inputs, targets))
-            training.step(expected, own, *map(torch.cat, zip(*parts, strict=True)))
-        try:
-            model.register_comm_hook(None, counted)
-            refused = ""
-        except evenstep.ConfigError as error:
-            refused = str(error)
-        loader.close()
-    close = torch.allclose(*(torch.tensor(training.weights(each)) for each in (model, expected)), rtol=0, atol=1e-14)
-    return {"close": close, "hook_calls": len(calls), "refused": refused}
+@contextmanager
+def two_hosts():
+    """Two namespaces joined by a cable: [(namespace, interface, address)]."""
+    made = [(f"evenstep-{os.getpid()}-{n}", f"es{os.getpid() % 100000}{n}", f"10.213.7.{n + 1}") for n in range(2)]
+    try:
+        for namespace, _, _ in made:
+            ip("netns", "add", namespace)
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"network namespaces cannot be made here: {getattr(error, 'stderr', '') or error}")
+    try:
+        ip("link", "add", made[0][1], "netns", made[0][0], "type", "veth", "peer", made[1][1], "netns", made[1][0])
+        for namespace, interface, address in made:
+            ip("-n", namespace, "addr", "add", f"{address}/24", "dev", interface)
+            ip("-n", namespace, "link", "set", interface, "up")
+            ip("-n", namespace, "link", "set", "lo", "up")
+        yield made
+    finally:
+        for namespace, _, _ in made:
+            ip("netns", "del", namespace)
+
+
+def may_name_hosts():
+    """Have this process on a host whose name it may change without anybody else's noticing; False where it cannot."""
+    return not ctypes.CDLL(None).unshare(_NEW_NAMES)
+
+
+def enter(host):
+    """This process is on that host from now on, whose name is its namespace's; so are those that it starts."""
+    namespace, _, _ = host
+    system = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{namespace}", encoding="utf-8") as file:
+        done = not system.setns(file.fileno(), _NEW_NETWORK) and not system.unshare(_NEW_NAMES)
+    if not done:
+        raise OSError(ctypes.get_errno(), "cannot enter the namespace")
+    socket.sethostname(namespace)
+
+
+def sent_bytes(host):
+    """What has left this host by its cable so far."""
+    namespace, interface, _ = host
+    (link,) = json.loads(ip("-n", namespace, "-s", "-j", "link", "show", "dev", interface).stdout)
+    return link["stats64"]["tx"]["bytes"]

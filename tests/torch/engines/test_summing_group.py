@@ -1,7 +1,7 @@
 """On hosts DistributedDataParallel sums gradients in a process group of evenstep's, which needs no pass of its own."""
 
 import pytest
-from support import hosts
+from support import beside_ddp
 from support.processes import results, run_workers
 from support.training import Run
 
@@ -10,13 +10,13 @@ pytestmark = pytest.mark.multiprocess
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_equal_sizes_have_the_bits_of_plain_ddp(workers):
-    for value in results(run_workers(hosts.train_beside_ddp, workers, Run(scheme="bsp", samples=30 * workers))):
+    for value in results(run_workers(beside_ddp.train_beside_ddp, workers, Run(scheme="bsp", samples=30 * workers))):
         assert value["in_group"]
         assert value["equal"]
 
 
 def test_the_scripts_own_ddp_may_be_prepared_again_with_a_hook_and_without():
-    for value in results(run_workers(hosts.prepare_again, 2, Run())):
+    for value in results(run_workers(beside_ddp.prepare_again, 2, Run())):
         assert value["close"]
         assert value["hook_calls"] > 0
         assert "comm_hook=" in value["refused"]
