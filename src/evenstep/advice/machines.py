@@ -11,9 +11,8 @@ from evenstep.cluster import Cluster, ClusterWorker
 from evenstep.cluster.slowness import AffineCurve, Constant, Device, Disturbance, Episodic, From, Trace
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.elasticity import Elasticity
-from evenstep.core.values import FloatArray
 from evenstep.report.account.account import Account
-from evenstep.report.iterations import Iterations
+from evenstep.report.iterations import FloatArray, Iterations
 from evenstep.report.recorded import RecordedRun
 
 MIN_ITERATIONS: Final = 20

@@ -6,8 +6,8 @@ from typing import Final
 import numpy as np
 
 from evenstep.advice.machines import Machines
-from evenstep.core.values import FloatArray
 from evenstep.report.account.verdict import SLOW, times
+from evenstep.report.iterations import FloatArray
 
 _NAMED: Final = 0.1
 """The least part of a usual compute for which more input or script than the others', or jitter, is named."""

@@ -9,7 +9,8 @@ from typing import Final, Self, final
 import numpy as np
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.values import BoolArray, FloatArray
+from evenstep.core.values import BoolArray
+from evenstep.core.values import FloatArray as FloatArray
 from evenstep.report.account.account import Part
 from evenstep.telemetry.events import IterationDone
 

@@ -5,9 +5,8 @@ from typing import final
 
 import numpy as np
 
-from evenstep.core.values import FloatArray
 from evenstep.report.account.account import Part
-from evenstep.report.iterations import Iterations
+from evenstep.report.iterations import FloatArray, Iterations
 
 
 def shares(done: Iterations, edges: FloatArray) -> dict[Part, FloatArray]:

@@ -7,12 +7,11 @@ from typing import final
 
 import numpy as np
 
-from evenstep.core.values import FloatArray
 from evenstep.report.account.account import Part
 from evenstep.report.account.gain import Interval
 from evenstep.report.account.verdict import Verdict
 from evenstep.report.conclusions import Conclusions, conclusions_of
-from evenstep.report.iterations import Iterations, joined
+from evenstep.report.iterations import FloatArray, Iterations, joined
 from evenstep.report.recorded import ElasticRecord, RecordedRun, ServerRecord, read_run
 
 

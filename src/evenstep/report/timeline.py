@@ -6,9 +6,8 @@ from typing import final
 
 import numpy as np
 
-from evenstep.core.values import FloatArray
 from evenstep.report.account.account import ALIKE
-from evenstep.report.iterations import joined
+from evenstep.report.iterations import FloatArray, joined
 from evenstep.report.recorded import RecordedRun
 from evenstep.telemetry.events import Noted, Planned
 

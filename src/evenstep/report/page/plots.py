@@ -5,8 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from evenstep.core.values import FloatArray
-from evenstep.report.iterations import joined
+from evenstep.report.iterations import FloatArray, joined
 from evenstep.report.overview import RunOverview
 from evenstep.report.page.blocks import POINTS, TIME, Options, Plot, lanes_of, layout_of, line
 from evenstep.report.page.tables import Table

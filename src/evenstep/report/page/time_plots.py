@@ -6,9 +6,8 @@ from typing import Final
 
 import numpy as np
 
-from evenstep.core.values import FloatArray
 from evenstep.report.account.account import Part
-from evenstep.report.iterations import Iterations, joined
+from evenstep.report.iterations import FloatArray, Iterations, joined
 from evenstep.report.overview import RunOverview
 from evenstep.report.page.blocks import MAX_WORKERS, POINTS, TIME, Options, Plot, lanes_of, layout_of, line
 from evenstep.report.page.tables import Table, parts_table
