@@ -41,7 +41,7 @@ def test_only_iterations_that_every_worker_finished_count(events_of):
 def test_a_worker_started_again_counts_from_its_last_start(events_of):
     run = run_from([*events_of("bsp", EQUAL), *events_of("lb-bsp", BALANCED)])
     assert run.scheme == "lb-bsp"
-    assert run.length == 12
+    assert {len(done) for done in run.counted.values()} == {12}
     assert [each.batch_sizes for each in run.planned] == [list(BALANCED)]
 
 
@@ -49,7 +49,7 @@ def test_workers_that_a_later_start_lacks_do_not_count():
     first, second = (list(made_log.worker_events(worker, parts=[(0.0, 0.01, 0.0)] * 2)) for worker in range(2))
     again = made_log.worker_events(0, parts=[(0.0, 0.01, 0.0)], sizes=[(20,)] * 6)
     run = run_from([*first, *again, *second])
-    assert (run.workers, run.length, [each.batch_sizes for each in run.planned]) == ([0], 6, [[20]])
+    assert (run.workers, len(run.counted[0]), [each.batch_sizes for each in run.planned]) == ([0], 6, [[20]])
     assert summary_of(run).workers[0].last_batch_size == 20
 
 

@@ -66,10 +66,11 @@ def main(arguments: list[str]) -> int:
                 print(said, end="", file=sys.stderr)
             raise
     seconds = time.perf_counter() - began
+    values = _values(runs, seconds)
     if options.json:
-        print(json.dumps(_values(runs, seconds)))
+        print(json.dumps(values))
     else:
-        _show(runs, seconds)
+        _show(runs, values)
     title = "evenstep demo: four workers, one of them four times slower"
     write_text(options.report, page_html(runs, version=__version__, title=title))
     console.print(f"The report is in {options.report}: open it in a browser.", markup=False, soft_wrap=True)
@@ -122,54 +123,43 @@ def _train(folder: Path, schemes: list[str]) -> list[RunOverview]:
     return [overview_of(run.scheme, run) for run in recorded]
 
 
-def _show(runs: list[RunOverview], seconds: float) -> None:
-    console = Console(highlight=False)
-    reached = [_seconds_to_target(run) for run in runs]
+def _show(runs: list[RunOverview], values: dict[str, Any]) -> None:
+    console, results = Console(highlight=False), values["runs"]
+    reached = [each["seconds_to_target"] for each in results]
     further = (
-        ("test accuracy", [f"{_accuracy(run):.1%}" for run in runs]),
+        ("test accuracy", [f"{each['test_accuracy']:.1%}" for each in results]),
         (f"time to {TARGET:.0%} accuracy", ["not reached" if each is None else f"{each:.1f} s" for each in reached]),
     )
     console.print(comparison_table([run.summary for run in runs], further=further))
     console.print(iteration_bars([run.summary for run in runs]))
     console.print()
-    for run, gained in zip(runs[1:], _speed_ups(runs)[1:], strict=True):
+    for run, result in zip(runs[1:], results[1:], strict=True):
         console.print(
-            f"{run.name} trained [bold]{gained:.2f} times as fast[/bold] as {runs[0].name}; the ideal for these speeds"
-            f" is {IDEAL_SPEED_UP:.2f} times bsp."
+            f"{run.name} trained [bold]{result['speed_up']:.2f} times as fast[/bold] as {runs[0].name}; the ideal for"
+            f" these speeds is {IDEAL_SPEED_UP:.2f} times bsp."
         )
     console.print(
         "Same seed and samples, in the same order behind a barrier (bsp, lb-bsp): only the waiting is gone."
         " Times are training times (the first iterations, with equal sizes to measure the workers, count too);"
-        f" the demo took {seconds:.0f} s in all."
+        f" the demo took {values['demo_seconds']:.0f} s in all."
     )
 
 
 def _values(runs: list[RunOverview], seconds: float) -> dict[str, Any]:
+    gained = speed_ups([run.summary for run in runs])
     return {
         "emulated_devices": True,
         "demo_seconds": seconds,
-        "speed_up": max(_speed_ups(runs)),
+        "speed_up": max(gained),
         "ideal_speed_up": IDEAL_SPEED_UP,
         "runs": [
             {
                 **asdict(run.summary),
                 "speed_up": speed_up,
-                "test_accuracy": _accuracy(run),
+                "test_accuracy": notes_of(run.run, "accuracy", run.run.workers[0])[-1][1],
                 "target_accuracy": TARGET,
-                "seconds_to_target": _seconds_to_target(run),
+                "seconds_to_target": seconds_until(run.run, "accuracy", TARGET),
             }
-            for run, speed_up in zip(runs, _speed_ups(runs), strict=True)
+            for run, speed_up in zip(runs, gained, strict=True)
         ],
     }
-
-
-def _accuracy(run: RunOverview) -> float:
-    return notes_of(run.run, "accuracy", run.run.workers[0])[-1][1]
-
-
-def _seconds_to_target(run: RunOverview) -> float | None:
-    return seconds_until(run.run, "accuracy", TARGET)
-
-
-def _speed_ups(runs: list[RunOverview]) -> list[float]:
-    return speed_ups([run.summary for run in runs])

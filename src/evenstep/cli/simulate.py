@@ -16,7 +16,7 @@ from evenstep.cli.arguments import Parser, as_path
 from evenstep.cli.simulated import inputs_first, output, scheme_table, split_schemes
 from evenstep.cluster import Cluster
 from evenstep.cluster.costs import COSTS, DISTRIBUTIONS
-from evenstep.cluster.record import CAPACITY, DURATION, SHARE, Quantity
+from evenstep.cluster.record import CAPACITY, DURATION, SHARE
 from evenstep.core.errors import ConfigError, naming
 from evenstep.core.samples import Costs
 from evenstep.launch.launch_settings import read_cluster
@@ -88,8 +88,8 @@ def make_parser() -> Parser:
     )
     add("--by-count", action="store_true", help="do not tell the workers what samples cost, as a run without cost=")
     add("--gradients", metavar='"100 MB"', help="on the network (what the cluster file says)")
-    add("--exchange", metavar='"2 ms"', help="what each exchange takes besides the network (0 s)")
-    add("--exchange-spread", metavar='"10 %"', help="how much that varies with servers (0 %%)")
+    add("--exchange", default="0 s", metavar='"2 ms"', help="what each exchange takes besides the network (0 s)")
+    add("--exchange-spread", default="0 %", metavar='"10 %"', help="how much that varies with servers (0 %%)")
     add("--all-reduce", default="ring", metavar="KIND", help="ring or tree (ring)")
     add("--run-dir", type=as_path, metavar="DIR", help="write all events here, a folder for each scheme")
     add("--json", action="store_true", help="print the results as JSON instead of a table")
@@ -138,24 +138,20 @@ def _scenario(scheme: Scheme, cluster: Cluster, costs: CostsOfSamples | None, op
     whole = options.global_batch_size
     if whole is None:
         whole = options.batch_size * len(cluster)
-    message_bytes = _quantity("--gradients", options.gradients, CAPACITY)
+    gradients = options.gradients
     return Scenario(
         cluster=cluster,
         scheme=scheme,
         global_batch_size=whole,
         iterations=options.iterations,
         epoch_samples=_EPOCH_ITERATIONS * whole if options.samples_per_epoch is None else options.samples_per_epoch,
-        message_bytes=cluster.gradient_bytes if message_bytes is None else int(message_bytes),
-        exchange_seconds=_quantity("--exchange", options.exchange, DURATION) or 0.0,
-        exchange_spread=_quantity("--exchange-spread", options.exchange_spread, SHARE) or 0.0,
+        message_bytes=cluster.gradient_bytes if gradients is None else int(CAPACITY.read("--gradients", gradients)),
+        exchange_seconds=DURATION.read("--exchange", options.exchange),
+        exchange_spread=SHARE.read("--exchange-spread", options.exchange_spread),
         all_reduce=options.all_reduce,
         costs=costs,
         by_cost=not options.by_count,
     )
-
-
-def _quantity(option: str, text: str | None, kind: Quantity) -> float | None:
-    return None if text is None else kind.read(option, text)
 
 
 def _folders(run_dir: Path | None, names: list[str]) -> Sequence[Path | None]:

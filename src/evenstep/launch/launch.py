@@ -39,7 +39,6 @@ from evenstep.core.shown import first_line, shown
 from evenstep.core.supervision import Supervision
 from evenstep.launch.checks import require_numbers, require_script, require_settings
 from evenstep.launch.launch_settings import LaunchSettings
-from evenstep.launch.meeting_place import FRESH_STORE
 from evenstep.launch.one_host import LOOPBACK, ONE_HOST, register
 from evenstep.launch.run_failed import RunFailedError, failure_of, failure_of_all, failure_to_begin
 from evenstep.launch.server_settings import SECRET_VARIABLE, SERVER_COMMAND, ServerSettings
@@ -183,7 +182,8 @@ def _run_workers(command: _Command, settings: LaunchSettings, status_dir: Path, 
         if any(name == "lo" for _, name in socket.if_nameindex()):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     elif config.max_restarts or config.min_nodes != config.max_nodes:
-        os.environ.setdefault(*FRESH_STORE)
+        # Torchrun's agent then lets the workers make a new store in each start (pytorch/pytorch#135712).
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     try:
         elastic_launch(config, command.program)(*command.arguments)
     except ChildFailedError as failed:

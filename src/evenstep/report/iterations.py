@@ -4,16 +4,15 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
-from typing import Final, Self, TypeAlias, final
+from typing import Final, Self, final
 
 import numpy as np
-import numpy.typing as npt
 
 from evenstep.core.errors import ConfigError
+from evenstep.core.values import BoolArray
+from evenstep.core.values import FloatArray as FloatArray
 from evenstep.report.account.account import Part
 from evenstep.telemetry.events import IterationDone
-
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 _AT_ONCE: Final = 256  # Events that become a block of columns together, which is faster than each alone.
 
@@ -47,7 +46,7 @@ class Iterations:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitem__(self, index: slice | npt.NDArray[np.bool_]) -> Self:
+    def __getitem__(self, index: slice | BoolArray) -> Self:
         return replace(self, **{name: getattr(self, name)[index] for name in _COLUMNS})
 
     @property

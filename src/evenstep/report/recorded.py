@@ -148,11 +148,6 @@ class RecordedRun:
         return max(max((each.workers for each in self.about.values()), default=0) - len(self.iterations), 0)
 
     @property
-    def length(self) -> int:
-        """The number of iterations that every worker has finished."""
-        return min(len(done) for done in self.iterations.values())
-
-    @property
     def counted(self) -> Mapping[int, Iterations]:
         """The iterations that count: all on servers, otherwise those that every worker has finished.
 
@@ -163,7 +158,7 @@ class RecordedRun:
             there = {worker: _since_begun(done) for worker, done in self.iterations.items() if done.numbers[-1] == last}
             common = reduce(np.intersect1d, [done.numbers for done in there.values()])
             return {worker: done[np.isin(done.numbers, common)] for worker, done in there.items()}
-        stop = self.length if self.servers is None else None
+        stop = min(map(len, self.iterations.values())) if self.servers is None else None
         return {worker: done[:stop] for worker, done in self.iterations.items()}
 
     @property

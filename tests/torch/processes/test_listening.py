@@ -11,8 +11,8 @@ from support import faults
 from support.hosts import may_name_hosts
 from support.started import Started, evenstep
 
-from evenstep.launch.meeting_place import meet
 from evenstep.launch.one_host import OneHost
+from evenstep.torch.processes.meeting_place import meet
 
 SCRIPT = Path(faults.__file__).with_name("listening.py")
 

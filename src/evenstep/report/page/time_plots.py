@@ -187,16 +187,12 @@ def _stretch_seconds(overview: RunOverview, iterations: int = _CLOSE_UP_ITERATIO
 
 def _stretches(overview: RunOverview, length: float) -> dict[str, float]:
     """The start of each stretch, by name."""
-    last = max(0.0, overview.run.seconds - length)
+    last, together = max(0.0, overview.run.seconds - length), joined(overview.run.iterations.values())
     begins = {"an ordinary stretch": _ordinary(overview, length), "the beginning": 0.0}
     if overview.moves:
         begins["the last change of sizes"] = min(last, max(0.0, overview.moves[-1].seconds - length / 2))
-    longest = max(overview.run.workers, key=lambda each: overview.run.iterations[each].iteration_seconds.max())
-    index = int(overview.run.iterations[longest].iteration_seconds.argmax())
-    begins["the longest iteration"] = min(
-        last, max(0.0, float(overview.run.iterations[longest].began[index]) - length / 4)
-    )
-    return {**begins, "the end": last}
+    longest = float(together.began[together.iteration_seconds.argmax()])
+    return {**begins, "the longest iteration": min(last, max(0.0, longest - length / 4)), "the end": last}
 
 
 def _ordinary(overview: RunOverview, length: float) -> float:

@@ -17,13 +17,13 @@ from evenstep.core.workers import name_workers
 from evenstep.launch.c10d import PrefixStore, Store
 from evenstep.launch.handover import Handover, private_folder, run_of
 from evenstep.launch.launch_settings import LaunchSettings
-from evenstep.launch.meeting_place import meet
 from evenstep.launch.server_settings import SECRET_VARIABLE, ServerSettings
-from evenstep.launch.store_line import bounded, keeper_of
 from evenstep.schemes import Scheme, Served, group_servers
 from evenstep.server.shard.snapshots import Snapshots
 from evenstep.telemetry.say import say
 from evenstep.torch.processes.hosting import POLL_SECONDS, Hosting
+from evenstep.torch.processes.meeting_place import meet
+from evenstep.torch.processes.store_line import bounded, keeper_of
 from evenstep.torch.processes.workers import Workers, gather, place_of
 from evenstep.transport.connect import connect
 from evenstep.worker.activity import Activity

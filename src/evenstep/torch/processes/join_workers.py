@@ -18,9 +18,9 @@ import torch.distributed as dist
 from evenstep.core.backends import GLOO, common_backend
 from evenstep.core.disagreement import NOTHING_ASKED
 from evenstep.launch.c10d import Store
-from evenstep.launch.connections import connections
-from evenstep.launch.meeting_place import meet
-from evenstep.launch.store_line import bounded, keeper_of
+from evenstep.torch.processes.connections import connections
+from evenstep.torch.processes.meeting_place import meet
+from evenstep.torch.processes.store_line import bounded, keeper_of
 from evenstep.torch.processes.workers import Workers, new_group, place_of
 
 NAMING_SECONDS: Final = 2.0

@@ -17,10 +17,10 @@ from evenstep.core.activity import Pulse
 from evenstep.core.errors import EvenstepError, WorkerLostError
 from evenstep.core.lookout import Lookout, needs_all
 from evenstep.launch.c10d import Store, of_communication, of_data_worker, reason
-from evenstep.launch.connections import connections, cut
-from evenstep.launch.meeting_place import VERDICT
-from evenstep.launch.store_line import StoreLine
 from evenstep.launch.watch import is_stopped
+from evenstep.torch.processes.connections import connections, cut
+from evenstep.torch.processes.meeting_place import VERDICT
+from evenstep.torch.processes.store_line import StoreLine
 from evenstep.torch.processes.workers import Workers
 from evenstep.worker.activity import Activity
 

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from evenstep.core.backends import GLOO
 from evenstep.core.errors import ConfigError
-from evenstep.launch.connections import connections
+from evenstep.torch.processes.connections import connections
 from evenstep.torch.processes.workers import Workers, new_group
 from evenstep.worker.peers import Peers
 

@@ -10,7 +10,7 @@ from support.guard import GUARD_SECONDS
 from torch.distributed import TCPStore
 
 from evenstep.core.errors import WorkerLostError
-from evenstep.launch.store_line import StoreLine
+from evenstep.torch.processes.store_line import StoreLine
 
 pytestmark = pytest.mark.multiprocess
 

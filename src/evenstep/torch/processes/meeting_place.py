@@ -22,10 +22,7 @@ from evenstep.core.disagreement import NOTHING_ASKED, require_same_way
 from evenstep.core.errors import ConfigError, EvenstepError, WorkerLostError
 from evenstep.core.workers import name_workers
 from evenstep.launch.c10d import PrefixStore, Store, TCPStore, reason
-from evenstep.launch.store_line import StoreKeeper, bounded, keeper_of
-
-FRESH_STORE: Final = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-"""Makes torchrun's agent let the workers make a new store in each start (pytorch/pytorch#135712)."""
+from evenstep.torch.processes.store_line import StoreKeeper, bounded, keeper_of
 
 VERDICT: Final = "verdict"
 """The key of the sentence that says which worker is lost, once a worker knows."""

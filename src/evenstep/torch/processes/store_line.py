@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar, final
 
 from evenstep.core.errors import ConfigError, EvenstepError, WorkerLostError
 from evenstep.launch.c10d import PrefixStore, Store, TCPStore, reason
-from evenstep.launch.connections import connections, cut, is_closed
+from evenstep.torch.processes.connections import connections, cut, is_closed
 
 GRACE_SECONDS: Final = 5.0
 """How much longer than its limit a wait may take if the store does not answer at all."""
