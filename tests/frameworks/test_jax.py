@@ -52,6 +52,7 @@ def session_of(scheme="bsp", **given):
         ({"partition": "private"}, "partition must be 'common' or None, not 'private': data that stay with their"),
         ({"timeout": 0}, "timeout must be a positive number of seconds"),
         ({"pad": 0}, "pad must be a whole number from 1"),
+        ({"weights": {"name": "text"}}, "workers exchange numbers and arrays of numbers, not 'text': leave it out"),
         ({"scheme": "ssp"}, "the scheme 'ssp' trains on parameter servers: use evenstep.Client"),
     ],
 )
@@ -93,6 +94,10 @@ def test_a_mean_is_of_numbers_and_of_a_batch():
     next(epoch)
     with pytest.raises(evenstep.ConfigError, match=r"^a mean over workers is of floating-point numbers, not of int"):
         session.mean({"loss": ROWS, "count": np.arange(3)})
+    for other, told in (("text", "'text'"), ("float32", "'float32'"), (np.array(["text"]), "<U4")):
+        with pytest.raises(evenstep.ConfigError, match=f"^workers exchange numbers and arrays of numbers, not {told}:"):
+            session.mean({"loss": ROWS, "name": other})
+    assert session.mean(ROWS) is ROWS  # What was refused has not ended the batch.
     epoch.close()
     with pytest.raises(evenstep.ConfigError, match=r"^there is no batch to take a mean over"):
         session.mean(ROWS)
@@ -293,6 +298,8 @@ def test_a_padded_batch_has_rows_in_steps_and_a_mask_of_those_that_count():
     session = session_of(pad=5)
     for batch, mask in session.epoch(0):
         found.append((batch.tolist(), mask.tolist()))
+        with pytest.raises(evenstep.ConfigError, match=r"^weigh_by takes a number .* not 'text'"):
+            session.weigh_by("text")
         session.mean(batch)
     # The short one at the end has the rows of the one before, for which jit has compiled.
     assert [len(batch) for batch, _ in found] == [10, 10, 10]

@@ -15,6 +15,7 @@ from jax._src.api import clean_up
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from evenstep.core.errors import ConfigError
+from evenstep.core.shown import shown
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.launch.marks import leave_mark
 from evenstep.worker.api.row_exchange import RowExchange
@@ -62,21 +63,14 @@ class Processes:
         They are multiplied and summed in float32, or in their own precision if that is higher.
 
         Raises:
-            ConfigError: An array does not hold floating-point numbers.
             DisagreementError: The workers have different arrays.
             WorkerLostError: A worker is gone.
         """
         leaves, form = jax.tree.flatten(tree)
-        for each in leaves:
-            if not jnp.issubdtype(jnp.result_type(each), jnp.inexact):
-                raise ConfigError(
-                    f"a mean over workers is of floating-point numbers, not of {jnp.result_type(each)}: leave other"
-                    " arrays out"
-                )
         if self.count == 1 or not leaves:
             return tree
         if self._rows is not None:
-            key = form, tuple((np.shape(each), jnp.result_type(each)) for each in leaves)
+            key = form, tuple((np.shape(each), dtype_of(each)) for each in leaves)
             layout = self._layouts.get(key) or self._layouts.setdefault(key, layout_of(tree))
             self._rows.gather.require_same(layout)
         if weight == 0:  # For a copy of another worker's sample: 0 times NaN would be NaN.
@@ -108,17 +102,26 @@ class Processes:
         return jax.make_array_from_single_device_arrays((self.count, *row.shape[1:]), self._apart, [row])
 
 
+def dtype_of(leaf: Any) -> Any:
+    """The dtype of a number or an array; a ConfigError if the leaf is neither."""
+    try:
+        return jax.typeof(leaf).dtype
+    except (TypeError, OverflowError):
+        told = getattr(leaf, "dtype", shown(leaf))
+        raise ConfigError(f"workers exchange numbers and arrays of numbers, not {told}: leave it out") from None
+
+
 def layout_of(tree: Any, content: Callable[[Any], str] = lambda leaf: "") -> list[str]:
     """A description of a tree's leaves: their paths, dtypes and shapes, and `content` of each."""
     return [
-        f"an array {jax.tree_util.keystr(path)}: {jnp.result_type(each)} {list(np.shape(each))}{content(each)}"
+        f"an array {jax.tree_util.keystr(path)}: {dtype_of(each)} {list(np.shape(each))}{content(each)}"
         for path, each in jax.tree_util.tree_leaves_with_path(tree)
     ]
 
 
 def checksum_of(leaf: Any) -> str:
     """The checksum of an array's values, for `layout_of`."""
-    values = jax.random.key_data(leaf) if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key) else leaf
+    values = jax.random.key_data(leaf) if jnp.issubdtype(dtype_of(leaf), jax.dtypes.prng_key) else leaf
     return f" with the checksum {zlib.crc32(np.ascontiguousarray(values).tobytes()):08x}"
 
 

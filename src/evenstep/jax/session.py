@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, TypeVar, Unpack, final
 
@@ -12,7 +13,7 @@ import numpy as np
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.experts import Experts
 from evenstep.core.values import IntArray, require_whole
-from evenstep.jax.processes import Processes, checksum_of, layout_of
+from evenstep.jax.processes import Processes, checksum_of, dtype_of, layout_of
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.schemes import Scheme
 from evenstep.worker.api.ahead import Ahead, in_thread
@@ -158,10 +159,15 @@ class Session(BalancedLoader):
         """
         if (share := self.share) is None:
             raise ConfigError("there is no batch to take a mean over: call mean inside the loop over session.epoch()")
-        if any(isinstance(each, jax.core.Tracer) for each in jax.tree.leaves(tree)):
-            raise ConfigError(
-                "mean exchanges arrays with other processes, which jit cannot trace: call it outside of jit"
-            )
+        for each in jax.tree.leaves(tree):
+            if isinstance(each, jax.core.Tracer):
+                raise ConfigError(
+                    "mean exchanges arrays with other processes, which jit cannot trace: call it outside of jit"
+                )
+            if not _is_floating(each):
+                raise ConfigError(
+                    f"a mean over workers is of floating-point numbers, not of {dtype_of(each)}: leave other arrays out"
+                )
         tree = jax.block_until_ready(tree)
         if self._batches.due:
             finite, compiled = _is_finite(jax.tree.leaves(tree)), 0.0
@@ -199,7 +205,8 @@ class Session(BalancedLoader):
         """Weigh this batch by `count`, before `mean`. With `pad`, count only what the mask keeps."""
         share = self.share
         if share is not None and share.samples and self._pad is not None:
-            count = count * len(share.positions) / share.samples  # The mask keeps no sample twice.
+            with suppress(TypeError):  # The Balancer refuses what is not a number.
+                count = count * len(share.positions) / share.samples  # The mask keeps no sample twice.
         self._balancer.weigh_by(count)
 
     def _indices(self, share: Share, planned: bool) -> IntArray:
@@ -235,7 +242,7 @@ def _is_finite(leaves: list[Any]) -> bool:
     """True if no array holds a NaN or an infinity."""
     together: dict[Any, list[Any]] = {}  # jit takes arrays of the same devices.
     for each in leaves:
-        if jax.numpy.result_type(each) == jax.numpy.float16:
+        if dtype_of(each) == jax.numpy.float16:
             return True
         devices = frozenset(each.sharding.device_set if isinstance(each, jax.Array) else ())
         together.setdefault(devices, []).append(each)
@@ -246,7 +253,7 @@ _all_finite: Final = jax.jit(lambda leaves: jax.numpy.array([jax.numpy.isfinite(
 
 
 def _is_floating(leaf: Any) -> bool:
-    return bool(jax.numpy.issubdtype(jax.numpy.result_type(leaf), jax.numpy.inexact))
+    return bool(jax.numpy.issubdtype(dtype_of(leaf), jax.numpy.inexact))
 
 
 def _in_steps(scheme: Scheme | str | None, pad: int | None, global_batch_size: object) -> Scheme | str | None:
