@@ -95,7 +95,7 @@ def test_a_run_under_any_scheme_gives_the_gain_of_the_best_exact_one(run_of, sch
     truth = [simulated(SLOW, each, exchange_seconds=0.005).samples_per_second for each in ("bsp", "lb-bsp")]
     assert advice.pick.scheme == "lb-bsp"
     assert advice.speed_up(advice.pick) == pytest.approx(truth[1] / truth[0], rel=0.05)
-    assert re.fullmatch(r"Worker 3 is a steady 2(\.1)?x slower than the fastest\.", advice.why[0])
+    assert re.fullmatch(r"Worker 3 is a steady 2(\.1)?x slower than the fastest, in equal batches\.", advice.why[0])
 
 
 def test_a_run_with_equal_sizes_does_not_show_the_fixed_part_so_time_is_taken_to_follow_sizes(run_of):
@@ -181,7 +181,7 @@ def test_the_command_prints_the_advice_and_its_reason(run_of, capsys):
     printed = capsys.readouterr().out
     assert printed.startswith("Use lb-bsp: +")
     assert "Worker 3 is a steady 2x slower" in printed
-    assert "The run trained" in printed
+    assert "After its start, the run trained" in printed
     assert main(["plan", str(run), "--schemes", "lb-bsp", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["pick"] == "lb-bsp"

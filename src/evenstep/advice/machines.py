@@ -34,7 +34,7 @@ class Machines:
         exchange_seconds: Seconds of an iteration besides compute, alike on all workers: communication and the script.
         global_batch_size: In samples.
         proportional: Whether times are only assumed to be in proportion to sizes, because no sizes changed.
-        measured: The samples/s of the run, and its scheme; None for a cluster file.
+        measured: The scheme of the run, and its samples/s after the first iterations; None for a cluster file.
         others: Seconds per iteration by which each worker exceeds the others for input and script, shape [workers].
     """
 

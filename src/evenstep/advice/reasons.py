@@ -29,7 +29,7 @@ def _slow(seconds: FloatArray) -> Iterator[str]:
         if usual[worker] >= SLOW * fast:
             alike.setdefault(times(float(usual[worker]) / fast), []).append(worker)
     for ratio, workers in alike.items():
-        yield f"{_named(workers)} a steady {ratio} slower than the fastest."
+        yield f"{_named(workers)} a steady {ratio} slower than the fastest, in equal batches."
 
 
 def _episodes(seconds: FloatArray) -> Iterator[str]:

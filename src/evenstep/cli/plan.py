@@ -202,8 +202,8 @@ def _show(console: Console, options: argparse.Namespace, survey: Survey | None, 
     if advice.measured is not None and advice.simulated is not None:
         off = advice.simulated / advice.measured - 1
         line = (
-            f"The run trained {advice.measured:,.0f} samples/s; its simulation gives {advice.simulated:,.0f}"
-            f" ({off:+.0%})."
+            f"After its start, the run trained {advice.measured:,.0f} samples/s; its simulation gives"
+            f" {advice.simulated:,.0f} ({off:+.0%})."
         )
         if abs(off) > 0.1:
             line += " They differ by much: something was not measured, so take the figures above for rough ones."
