@@ -1,13 +1,16 @@
 """The workers of MXNet's distributed kvstore: sums over all of them, and rows that do not travel as floats."""
 
+import atexit
 import os
 import socket
+import sys
 from collections.abc import Sequence
 from itertools import count
 from typing import Any, final
 
 import mxnet as mx
 import numpy as np
+from mxnet.base import _LIB  # There is no public way to leave a store whose other workers do not come.
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
@@ -56,6 +59,7 @@ class StoreWorkers:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
             trial.connect((os.environ.get("DMLC_PS_ROOT_URI", "127.0.0.1"), 9))  # This sends nothing.
             address: str = trial.getsockname()[0]  # Where the scheduler's host reaches this one.
+        atexit.register(self._leave)  # Runs after the exit functions that the rows register.
         self.rows = RowExchange(
             rank=self.rank,
             workers=self.count,
@@ -85,6 +89,13 @@ class StoreWorkers:
         for array in arrays:
             own = array.reshape(-1) if self.rank == 0 else mx.nd.zeros(array.size, dtype=array.dtype)
             array[:] = self.sum(own).reshape(array.shape)
+
+    def _leave(self) -> None:
+        """After an error, leave the store without the others: its end waits for all, and without it MXNet aborts."""
+        if self.rows.lost or getattr(sys, "last_value", None) is not None:
+            _LIB.MXKVStoreSetBarrierBeforeExit(self._store.handle, 0)
+            _LIB.MXKVStoreFree(self._store.handle)
+            self._store.handle = None
 
 
 _joined: StoreWorkers | None = None
