@@ -234,6 +234,16 @@ threading.Thread(target=close).start()
     assert reports.next().after_listening() == [{"event": "ended", "by": "signal"}]
 
 
+def test_an_interrupted_close_leaves_the_servers_time_for_their_last_snapshot(reports, tmp_path):
+    with owned(reports, tmp_path, "slow") as (owner, got):
+        for report in reversed(got):
+            owner.send_signal(signal.SIGINT)
+            assert [report.next()["event"], report.next()["event"]] == ["listening", "asked"]
+            report.let_end()
+        assert owner.wait(GUARD_SECONDS) != 0
+    assert (tmp_path / "ended").read_text() == "0 1 "
+
+
 def test_an_interrupted_close_kills_the_servers_and_waits_for_it(reports, tmp_path):
     with owned(reports, tmp_path, "stubborn") as (owner, got):
         owner.send_signal(signal.SIGINT)

@@ -27,7 +27,7 @@ class Reports:
         """The next process that has started: what it was told."""
         connection, _ = self.listener.accept()
         connection.settimeout(GUARD_SECONDS)
-        file = connection.makefile("r")
+        file = connection.makefile("rw")
         connection.close()
         self.files.append(file)
         return Report(file)
@@ -50,6 +50,11 @@ class Report:
     def next(self):
         """The next thing that it says."""
         return json.loads(self.file.readline())
+
+    def let_end(self):
+        """Let it end, if it is slow."""
+        self.file.write("\n")
+        self.file.flush()
 
     def rest(self):
         """What it says until it is gone."""

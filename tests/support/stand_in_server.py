@@ -3,9 +3,10 @@
     stand_in_server.py PORT BEHAVIOUR JSON
 
 PORT is the test's: each line sent there is about one event in this process's life. BEHAVIOUR: `good`; `fails` and
-`fails-again` (exit with 3 before listening, always or on resuming); `mute` (never listens); `stubborn` (ignores SIGTERM
-and its standard input); `refuses` (ends with an error when asked to end); `stops` (stops itself once it has said that
-it lives, unless it resumes). But for `empty` it says at once that all workers have come.
+`fails-again` (exit with 3 before listening, always or on resuming); `mute` (never listens); `stubborn` (ignores
+SIGTERM and its standard input); `slow` (ends once the test lets it); `refuses` (ends with an error when asked to
+end); `stops` (stops itself once it has said that it lives, unless it resumes). But for `empty` it says at once that
+all workers have come.
 """
 
 import json
@@ -53,6 +54,9 @@ tell(event="listening")
 select.select([0, read], [], [])
 # A signal's handler may run only after its sender's next deed, the end of the input, has been seen.
 ready, _, _ = select.select([read], [], [], 0)
+if behaviour == "slow":
+    tell(event="asked")
+    test.recv(1)
 tell(event="ended", by="signal" if ready else "stdin")
 with Path(told["snapshots"], "ended").open("a") as file:
     file.write(f"{told['index']} ")

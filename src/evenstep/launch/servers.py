@@ -22,6 +22,7 @@ from evenstep.core.shown import shown
 from evenstep.core.values import UNLIMITED, require_whole
 from evenstep.launch.server_process import ServerProcess
 from evenstep.launch.server_settings import SECRET_VARIABLE, ServerSettings, read_secret
+from evenstep.launch.supervisor import END_SECONDS
 from evenstep.schemes import Scheme, parse_scheme, recipe_modules
 from evenstep.telemetry.events import ServerFailed, ServersLost, ServersRestarted
 from evenstep.telemetry.recorder import writing_to
@@ -88,7 +89,10 @@ class Servers:
         self.close()
 
     def close(self) -> None:
-        """End the servers, gently first, and wait for that; an interrupt of the wait kills them."""
+        """End the servers, gently first, and wait for that; after an interrupt of the wait only for a few seconds.
+
+        An interrupt may come twice at once, and the servers have a snapshot to write.
+        """
         self._closing.set()
         try:
             self._await_end()
@@ -228,7 +232,7 @@ class Servers:
                 server.ask_to_end(left)
             for server in group:
                 while not server.process.ended_within(POLL_SECONDS):
-                    server.process.end(0.0 if self._hurry.is_set() else left)
+                    server.process.end(min(left, END_SECONDS) if self._hurry.is_set() else left)
                 if server.process.exit_code != 0:
                     lost = "" if self._settings.parent else ": its last snapshot is missing"
                     text = f"{self._name(server.index)} {server.how_it_ended} when it was to end{lost}"
