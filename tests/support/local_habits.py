@@ -92,13 +92,13 @@ def count_alike(run, count):
     return found
 
 
-def skip_a_batch(run, worker, skipped, looks):
-    """This worker does not compute this batch of an epoch, or only `looks` at its loss; as `train_locally`."""
+def skip_batches(run, worker, skipped, looks):
+    """This worker does not compute these batches of an epoch, or only `looks` at their losses; as `train_locally`."""
     model, optimizer, loader = training.prepared(run)
     positions = []
     for epoch in range(run.epochs):
         for number, (inputs, targets) in enumerate(loader):
-            share, skips = loader.newest, loader.engine.workers.rank == worker and number == skipped
+            share, skips = loader.newest, loader.engine.workers.rank == worker and number in skipped
             own = [] if skips else list(share.positions[: share.samples])
             positions.append((epoch, share.iteration, own, share.ends_epoch))
             if not skips:
@@ -111,7 +111,7 @@ def skip_a_batch(run, worker, skipped, looks):
 def skip_where_sizes_change(run, worker, skipped):
     """What is said where this worker alone skips this batch, whose period ends before the sizes change."""
     try:
-        skip_a_batch(run, worker, skipped, looks=False)
+        skip_batches(run, worker, (skipped,), looks=False)
     except evenstep.DisagreementError as error:
         return str(error)
 

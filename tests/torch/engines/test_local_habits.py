@@ -14,8 +14,9 @@ SCHEMES = ["local-sgd:period=4", "diloco:period=4", "diloco:period=4,fragments=2
 # As in test_local_sgd.py: the last slice of an epoch is too short for all workers.
 WINDOWS = Run(scripted=5, parts={"period": 4}, accumulate=2, samples=79, epochs=6)
 SKIPPED = Run(scheme="local-sgd:period=4", optimizer="sgd")
-# Within a period, at its end and at that of an epoch.
-SKIPS = [(number, looks) for number in (1, 3, 5) for looks in (False, True)]
+# Within a period, at its end and at that of an epoch; and the last ones of an epoch, in one period and in two.
+SKIPS = [((number,), looks) for number in (1, 3, 5) for looks in (False, True)]
+SKIPS += [((4, 5), False), ((2, 3, 4, 5), False)]
 # Worker 2 has no sample in the first period.
 FEW = {"samples": 2, "epochs": 5, "parts": {"period": 1}}
 
@@ -42,7 +43,7 @@ def ran():
     calls["spoilt"] = local_habits.spoil_now_and_then, Run(scheme="local-sgd:period=1", epochs=45), 1
     calls["overflow first"] = local_habits.overflow, Run(scheme="local-sgd:period=1"), 1, 1
     for skips in SKIPS:
-        calls[f"skipped {skips}"] = local_habits.skip_a_batch, SKIPPED, 1, *skips
+        calls[f"skipped {skips}"] = local_habits.skip_batches, SKIPPED, 1, *skips
     calls["late"] = local_habits.go_backward_late, SKIPPED
     for scheme in ("local-sgd:period=2", "diloco:period=2"):
         calls[f"integers {scheme}"] = local_habits.integer_state, Run(scheme=scheme)
@@ -118,7 +119,7 @@ def test_weights_that_are_spoilt_now_and_then_do_not_add_up_to_a_hundred_in_a_ro
 
 
 @pytest.mark.parametrize("skips", SKIPS)
-def test_a_batch_that_was_not_computed_does_not_count_in_the_average(ran, skips):
+def test_batches_that_were_not_computed_do_not_count_in_the_average(ran, skips):
     values = ran[f"skipped {skips}"]
     positions = [value["positions"] for value in values]
     expected = training.train_locally_alone(SKIPPED, positions, period=4)

@@ -128,8 +128,8 @@ def test_a_loss_that_is_only_looked_at_leaves_out_its_batch_at_the_end_of_a_peri
     skipped, looked, late = (
         results(run_served(function, 1, run, *given, run_dir=tmp_path / str(given)))[0]
         for function, *given in (
-            (local_habits.skip_a_batch, 0, 5, False),
-            (local_habits.skip_a_batch, 0, 5, True),
+            (local_habits.skip_batches, 0, (5,), False),
+            (local_habits.skip_batches, 0, (5,), True),
             (local_habits.go_backward_late,),
         )
     )

@@ -123,9 +123,10 @@ class LocalEngine(Engine):
     def end_loop(self) -> None:
         super().end_loop()
         now = self.hand_outs.in_hand
-        skips = self._fetches_ahead is False and not self.hand_outs.ahead
-        if skips and self._in_hand and now is not None and not now.finished:
-            self.batch_ends()  # The others wait for this worker, though it has skipped the last batch.
+        if self._fetches_ahead is False and self._in_hand and now is not None and not now.finished:
+            while self.hand_outs.ahead:  # The others wait for this worker, though it has skipped the last batches.
+                self._continue_with(self.hand_outs.ahead[0])
+            self.batch_ends()
 
     def redivided(self) -> Share | None:
         share, self._redivided = self._redivided, None
