@@ -16,7 +16,7 @@ reduce_scatter_single: Final[Any] = getattr(dist, "reduce_scatter_single", None)
 
 _ALL_TO_ALL: Final[Any] = getattr(dist.ProcessGroup, "all_to_all_single", None) or dist.ProcessGroup.alltoall_base
 
-_WORK_OF: Final[Any] = torch._C._distributed_c10d._create_work_from_future
+_WORK_OF: Final[Any] = torch._C._distributed_c10d._create_work_from_future  # type: ignore[attr-defined]
 
 _PLACE: Final = re.compile(r"^\[[^]]*\.cc:\d+\] ")
 """The source location with which Gloo's errors begin."""
