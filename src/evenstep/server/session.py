@@ -122,10 +122,7 @@ class ServerSession:
         with self._lock:
             rendezvous, slot = self._service.rendezvous, self._shard_state.slots.get(meet.rank)
             rendezvous.require_single(meet.rank, meet.process, None if slot is None else slot.connection)
-            # A worker that knows the records waits for other answers.
-            rendezvous.come(
-                meet.rank, record, self._connection, known=meet.known, number=meet.round, process=meet.process
-            )
+            rendezvous.come(meet, record, self._connection)
             if self._primary is not None:
                 self._primary.met(meet.rank)
 
