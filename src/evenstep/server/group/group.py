@@ -322,8 +322,7 @@ class ServedGroup:
             slot = member.take_place(answer.incarnation, answer.nbytes)
             self._bundle.join(member.line)
             self._away.discard(member.rank)
-            files = [slot.segment.descriptor] if slot.segment is not None else []
-            member.connection.send(header, files=files, wait=False)
+            member.connection.send(header, files=slot.files, wait=False)
         elif (
             isinstance(answer, messages.NumberedReply | messages.Refusal)
             and member.started
