@@ -12,37 +12,42 @@ import numpy as np
 import pytest
 
 from evenstep.core.errors import ProtocolError
-from evenstep.transport.segment import Segment
+from evenstep.transport.segment import create_segment, open_segment
 
 
-def test_what_one_side_writes_the_other_reads(connected):
+@pytest.fixture
+def segment():
+    descriptor, mapping = create_segment(5000)
+    yield descriptor, mapping
+    os.close(descriptor)
+    mapping.close()
+
+
+def test_what_one_side_writes_the_other_reads(connected, segment):
     client, server = connected("unix")
-    with Segment.create(5000) as ours:
-        server.send(str(ours.nbytes).encode(), files=[ours.descriptor])
-        message = client.receive(30.0)
-        with Segment.open(message.files[0], 5000) as theirs:
-            assert bytes(ours.view) == bytes(5000)
-            ours.view[:3] = b"abc"
-            assert theirs.view[:3] == b"abc"
-            theirs.view[-1:] = b"z"
-            assert ours.view[4999] == ord("z")
+    descriptor, ours = segment
+    server.send(b"5000", files=[descriptor])
+    with open_segment(client.receive(30.0).files[0], 5000) as theirs:
+        assert ours[:] == bytes(5000)
+        ours[:3] = b"abc"
+        assert theirs[:3] == b"abc"
+        theirs[-1:] = b"z"
+        assert ours[4999] == ord("z")
 
 
-def test_no_size_of_a_segment_can_be_changed():
-    with Segment.create(5000) as segment:
-        for size in (0, 4999, 5001):
-            with pytest.raises(PermissionError):
-                os.ftruncate(segment.descriptor, size)
+def test_no_size_of_a_segment_can_be_changed(segment):
+    for size in (0, 4999, 5001):
+        with pytest.raises(PermissionError):
+            os.ftruncate(segment[0], size)
 
 
 @pytest.mark.parametrize("nbytes", [0, 4999, 5001, 2**40])
-def test_a_segment_of_another_size_is_refused_and_its_descriptor_closed(nbytes):
-    with Segment.create(5000) as segment:
-        passed = os.dup(segment.descriptor)
-        with pytest.raises(ProtocolError, match=f"a file of 5000 bytes as a segment of {nbytes}"):
-            Segment.open(passed, nbytes)
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(passed)
+def test_a_segment_of_another_size_is_refused_and_its_descriptor_closed(segment, nbytes):
+    passed = os.dup(segment[0])
+    with pytest.raises(ProtocolError, match=f"a file of 5000 bytes as a segment of {nbytes}"):
+        open_segment(passed, nbytes)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(passed)
 
 
 @pytest.mark.parametrize("flags", [os.MFD_CLOEXEC, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING])
@@ -52,7 +57,7 @@ def test_memory_that_could_shrink_is_refused(flags):
     if flags & os.MFD_ALLOW_SEALING:
         fcntl.fcntl(passed, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
     with pytest.raises(ProtocolError, match="can still shrink"):
-        Segment.open(passed, 5000)
+        open_segment(passed, 5000)
 
 
 def test_what_is_no_memory_is_refused(tmp_path):
@@ -61,32 +66,24 @@ def test_what_is_no_memory_is_refused(tmp_path):
     reader, writer = os.pipe()
     for passed in (os.open(path, os.O_RDWR), reader, writer):
         with pytest.raises(ProtocolError):
-            Segment.open(passed, 5000)
+            open_segment(passed, 5000)
     with tempfile.TemporaryFile() as file:
         file.truncate(5000)
         with pytest.raises((ProtocolError, OSError)):
-            Segment.open(os.dup(file.fileno()), 5000)
+            open_segment(os.dup(file.fileno()), 5000)
 
 
-def test_closing_leaves_the_memory_to_arrays_that_still_view_it():
-    segment = Segment.create(800)
-    array = np.frombuffer(segment.view, dtype=np.float64)
-    array[:] = 3.0
-    segment.close()
-    segment.close()
-    assert array.sum() == 300.0
-    assert len(segment.view) == 0
-
-
-def test_closing_gives_the_memory_back_at_once_where_nobody_views_it():
-    segment = Segment.create(2**20)
-    descriptor = segment.descriptor
+def test_the_memory_lives_as_long_as_an_array_views_it_and_no_longer():
+    descriptor, mapping = create_segment(800)
     # Other tests' segments may be mapped still.
     inode = str(os.fstat(descriptor).st_ino)
+    os.close(descriptor)
+    array = np.frombuffer(mapping, dtype=np.float64)
+    del mapping
+    array[:] = 3.0
     assert inode in _mapped_inodes()
-    segment.close()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(descriptor)
+    assert array.sum() == 300.0
+    del array
     assert inode not in _mapped_inodes()
 
 
@@ -98,10 +95,10 @@ def _mapped_inodes():
 HOLDS_UNTIL_KILLED = """
 import signal
 import sys
-from evenstep.transport.segment import Segment
+from evenstep.transport.segment import create_segment
 content = sys.argv[1].encode()
-segment = Segment.create(2**20)
-segment.view[: len(content)] = content
+descriptor, mapping = create_segment(2**20)
+mapping[: len(content)] = content
 print("ready", flush=True)
 signal.pause()
 """

@@ -19,7 +19,7 @@ from evenstep.core.coordinate import (
 from evenstep.core.errors import ConfigError, DisagreementError, ProtocolError
 from evenstep.core.samples.pass_costs import PassCosts
 from evenstep.core.supervision import Why
-from evenstep.protocol.messages import PushGradients, SendWeights
+from evenstep.protocol.messages import Grant, PushGradients, SendWeights
 from evenstep.protocol.shard_messages import ShardInitialise, ShardLeave
 from evenstep.server.all_shards import AllShards
 from evenstep.server.commits import Commits
@@ -314,7 +314,8 @@ class Primary:
                 elif isinstance(command, Answer):
                     self._answer(command)
                 elif isinstance(command, Given):
-                    self.shard_state.give(command.worker, command.claims)
+                    claims = tuple((claim.number, claim.ranges) for claim in command.claims)
+                    self.shard_state.give(command.worker, Grant(claims=claims, over=False))
                 else:
                     self._record(
                         events.Regrouped(

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from evenstep.core.errors import ConfigError
-from evenstep.protocol.messages import MAX_ROUNDS, Met
+from evenstep.protocol.messages import MAX_ROUNDS, Meet, Met
 from evenstep.server.send_queue import SendQueue
 from evenstep.transport.base import Connection
 
@@ -45,21 +45,12 @@ class Rendezvous:
                 " its own rank"
             )
 
-    def come(
-        self,
-        rank: int,
-        record: bytes,
-        connection: Connection,
-        *,
-        known: bool = False,
-        number: int = 0,
-        process: str = "",
-    ) -> None:
-        """Add a worker's record to round `number`. A worker that has the other records (`known`) gets no answer."""
-        self._processes[rank] = process, connection
-        now = self._rounds[number]
-        now.records[rank] = record
-        now.came[rank] = connection, known
+    def come(self, meet: Meet, record: bytes, connection: Connection) -> None:
+        """Add a worker's record to a round. One that knows all records gets no answer, since it waits for others."""
+        self._processes[meet.rank] = meet.process, connection
+        now = self._rounds[meet.round]
+        now.records[meet.rank] = record
+        now.came[meet.rank] = connection, meet.known
         now.complete = now.complete or len(now.records) == self._workers
         if not now.complete:
             return

@@ -121,11 +121,7 @@ class WorkerRequests:
                 primary.stop(worker)
             case messages.Initialise():
                 primary.initialised(worker)
-                version = self._shard_state.version
-                slot.answer(
-                    encode(messages.NumberedReply(sequence=slot.sequence, weights=False, version=version)),
-                    weights=False,
-                )
+                self._shard_state.give(worker)
 
     def _push(self, slot: ServerSlot, push: messages.PushGradients) -> None:
         key = (slot.worker, slot.incarnation, slot.sequence)

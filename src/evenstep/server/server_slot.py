@@ -14,7 +14,8 @@ from evenstep.server.uplink import VirtualConnection
 from evenstep.tensors.messages import memory_of, zeros
 from evenstep.tensors.narrow import NarrowMessages
 from evenstep.transport.base import Connection, ConnectionLostError
-from evenstep.transport.segment import Segment
+from evenstep.transport.codec import close_files
+from evenstep.transport.segment import create_segment
 
 if TYPE_CHECKING:
     from evenstep.server.shard.shard import MessageViews
@@ -29,6 +30,7 @@ class ServerSlot:
 
     Attributes:
         gradients, weights: A message each, uint8.
+        files: The open file of the shared segment, to pass to the worker; empty if there is none.
         travels: Whether gradients come as the payload of a push, not in shared memory.
         sequence: The sequence of the latest request.
         connection: The connection to the worker; None while there is none.
@@ -52,15 +54,17 @@ class ServerSlot:
         self.views: MessageViews | None = None
         self.sizes: Mapping[int, int] | None = None
         self._uplink = connection.uplink if isinstance(connection, VirtualConnection) else None
-        self.segment = Segment.create(2 * nbytes) if connection.local and self._uplink is None else None
-        self.travels = self.segment is None and self._uplink is None
+        self.files: tuple[int, ...] = ()
+        self.travels = not connection.local
         if self._uplink is not None:
             both = torch.empty(0, dtype=torch.uint8)
-        elif self.segment is None:
+        elif self.travels:
             both = zeros(2 * nbytes)
         else:
+            descriptor, mapping = create_segment(2 * nbytes)
+            self.files = (descriptor,)
             # Through NumPy, whose arrays keep the mapping alive: staged gradients must outlive the slot.
-            both = torch.from_numpy(np.frombuffer(self.segment.view, dtype=np.uint8))
+            both = torch.from_numpy(np.frombuffer(mapping, dtype=np.uint8))
         self.gradients, self.weights = both[:nbytes], both[nbytes:]
         self._own = self.weights
         self._difference: torch.Tensor | None = None
@@ -151,8 +155,8 @@ class ServerSlot:
         if self.connection is not None:
             self.connection.close()
         self.connection = None
-        if self.segment is not None:
-            self.segment.close()
+        files, self.files = self.files, ()
+        close_files(files)
         # Remaining references to this slot then hold no memory.
         self.gradients = self.weights = self._own = torch.empty(0, dtype=torch.uint8)
         self.views = self._difference = None

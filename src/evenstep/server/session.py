@@ -122,10 +122,7 @@ class ServerSession:
         with self._lock:
             rendezvous, slot = self._service.rendezvous, self._shard_state.slots.get(meet.rank)
             rendezvous.require_single(meet.rank, meet.process, None if slot is None else slot.connection)
-            # A worker that knows the records waits for other answers.
-            rendezvous.come(
-                meet.rank, record, self._connection, known=meet.known, number=meet.round, process=meet.process
-            )
+            rendezvous.come(meet, record, self._connection)
             if self._primary is not None:
                 self._primary.met(meet.rank)
 
@@ -158,13 +155,12 @@ class ServerSession:
                 version=self._shard_state.version,
             )
             # Under the lock, since this must be the first message to the worker.
-            files = [slot.segment.descriptor] if slot.segment is not None else []
-            self._connection.send(encode(placed), files=files, wait=False)
+            self._connection.send(encode(placed), files=slot.files, wait=False)
 
     def _former(self, start: messages.Start) -> ServerSlot | None:
         """Return the former slot of the worker, which uses this connection from now on."""
         slot = self._shard_state.slots.get(start.rank)
-        known = slot is not None and slot.incarnation == start.incarnation and slot.segment is None
+        known = slot is not None and slot.incarnation == start.incarnation and not slot.files
         if slot is None or not known or self._connection.local:
             return None
         # Messages that still arrive on the old connection must not be mixed with those of this one.

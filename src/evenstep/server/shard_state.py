@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from evenstep.core.coordinate import PushKey
 from evenstep.core.errors import ConfigError, DisagreementError, ProtocolError
-from evenstep.core.samples.claims import Claim
 from evenstep.launch.server_settings import ServerSettings
 from evenstep.protocol import shard_messages as commands
 from evenstep.protocol.encoding import encode
@@ -248,15 +247,12 @@ class ShardState:
         slot = self.slots.get(key[0])
         return slot.weights if slot is not None and slot.incarnation == key[1] else None
 
-    def give(self, worker: int, claims: Sequence[Claim]) -> None:
-        """Answer the worker's request with these claims and without weights."""
+    def give(self, worker: int, work: Grant | None = None) -> None:
+        """Answer the worker's request without weights."""
         slot = self.slots.get(worker)
         if slot is not None:
-            work = Grant(claims=tuple((claim.number, claim.ranges) for claim in claims), over=False)
-            slot.answer(
-                encode(NumberedReply(sequence=slot.sequence, weights=False, version=self.version, body=work)),
-                weights=False,
-            )
+            reply = NumberedReply(sequence=slot.sequence, weights=False, version=self.version, body=work)
+            slot.answer(encode(reply), weights=False)
 
     def answer(self, command: commands.ShardAnswer, body: SendWeights | Grant | None = None) -> None:
         """Answer a request of a worker, with the weights if it has others. Shard 0 sends the body."""

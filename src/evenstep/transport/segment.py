@@ -1,100 +1,46 @@
-"""Memory that two processes on one host share, through an open file without a name."""
+"""Memory that two processes on one host share, through an open file without a name.
+
+The size of such a segment is sealed, so that no peer can remove pages that another process reads. The system frees it
+when no process has it open or mapped any more, however the processes end. A mapping lives as long as anything views it.
+"""
 
 import contextlib
 import fcntl
 import mmap
 import os
 import stat
-from typing import Self, final
 
 from evenstep.core.errors import ProtocolError
 
 
-@final
-class Segment:
-    """Shared memory. Its size is sealed, so that no peer can remove pages that another process reads.
+def create_segment(nbytes: int) -> tuple[int, mmap.mmap]:
+    """Make a segment of at least one byte, filled with zeros. Return the open file, which the caller closes, and a map.
 
-    The system frees it when no process has it open or mapped any more, however the processes end.
-
-    Attributes:
-        view: The content.
-        descriptor: The open file to pass to the other process; -1 if the segment came from another process.
-        nbytes: The size.
+    Raises:
+        OSError: There is not enough memory.
     """
-
-    def __init__(self, descriptor: int, nbytes: int) -> None:
-        try:
-            mapping = mmap.mmap(descriptor, nbytes)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        self._mapping = mapping
-        self.view = memoryview(mapping)
-        self.descriptor = descriptor
-        self.nbytes = nbytes
-        self._closed = False
-
-    @classmethod
-    def create(cls, nbytes: int) -> Self:
-        """Make a segment of at least one byte, filled with zeros.
-
-        Raises:
-            OSError: There is not enough memory.
-        """
-        return cls(_create(nbytes), nbytes)
-
-    @classmethod
-    def open(cls, descriptor: int, nbytes: int) -> Self:
-        """Open the segment whose descriptor a peer has passed. The descriptor is closed.
-
-        Raises:
-            ProtocolError: The file has another size, or could still shrink.
-        """
-        try:
-            _check(descriptor, nbytes)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        segment = cls(descriptor, nbytes)
-        segment.close_descriptor()
-        return segment
-
-    def close_descriptor(self) -> None:
-        """Close the file; the memory stays. Calling this twice is harmless."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-        self.descriptor = -1
-
-    def close(self) -> None:
-        """Free the memory, now or with the last array that views it. Calling this twice is harmless."""
-        if self._closed:
-            return
-        self._closed = True
-        self.close_descriptor()
-        with contextlib.suppress(BufferError):
-            self.view.release()
-            self._mapping.close()
-        # Only remaining views may keep the mapping alive.
-        self.view = memoryview(b"")
-        del self._mapping
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _create(nbytes: int) -> int:
-    """Make an open file without a name. Its memory is reserved: running out of it later would end the process."""
     descriptor = os.memfd_create("evenstep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
+        # Reserved now: running out of memory later would end the process.
         os.posix_fallocate(descriptor, 0, nbytes)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _fixed_size() | fcntl.F_SEAL_SEAL)
+        return descriptor, mmap.mmap(descriptor, nbytes)
     except BaseException:
         os.close(descriptor)
         raise
-    return descriptor
+
+
+def open_segment(descriptor: int, nbytes: int) -> mmap.mmap:
+    """Map the segment whose descriptor a peer has passed. The descriptor is closed.
+
+    Raises:
+        ProtocolError: The file has another size, or could still shrink.
+    """
+    try:
+        _check(descriptor, nbytes)
+        return mmap.mmap(descriptor, nbytes)
+    finally:
+        os.close(descriptor)
 
 
 def _check(descriptor: int, nbytes: int) -> None:

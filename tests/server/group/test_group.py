@@ -1,7 +1,5 @@
 """A group server between workers and a parent, both played by the test."""
 
-import os
-
 import msgspec
 import numpy as np
 import pytest
@@ -42,7 +40,7 @@ from evenstep.server.group.group import ServedGroup
 from evenstep.tensors.messages import memory_of
 from evenstep.torch.engines.describe import describe, layout_of
 from evenstep.transport.base import ConnectionLostError
-from evenstep.transport.segment import Segment
+from evenstep.transport.segment import open_segment
 
 SECONDS = 10.0
 BEGIN = Begin(number=0, epoch=0, ahead=0)
@@ -80,9 +78,7 @@ class Worker:
         run.hear(Start)
         run.say(line, Placed(incarnation=line, heartbeat=1.0, nbytes=run.nbytes, version=0))
         (file,) = self.end.receive(SECONDS).files
-        self.segment = Segment.open(os.dup(file), 2 * run.nbytes)
-        os.close(file)
-        both = torch.from_numpy(np.frombuffer(self.segment.view, dtype=np.uint8))
+        both = torch.from_numpy(np.frombuffer(open_segment(file, 2 * run.nbytes), dtype=np.uint8))
         self.gradients, self.weights = both[: run.nbytes], both[run.nbytes :]
         self.ask(NumberedRequest(sequence=1, has=-1, body=BEGIN))
         run.hear(NumberedRequest)
@@ -149,8 +145,6 @@ def run(request):
     for worker in made.workers:
         worker.end.close()
         assert not worker.member.serve_one()
-        worker.gradients = worker.weights = None
-        worker.segment.close()
     made.parent.close()
 
 

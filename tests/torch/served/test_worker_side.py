@@ -23,7 +23,7 @@ import evenstep
 from evenstep.core.errors import ConfigError
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.torch.processes.join_servers import _JOINED as JOINED
-from evenstep.transport.segment import Segment
+from evenstep.transport.segment import create_segment
 from evenstep.worker.servers.remote_shard import RemoteShard
 
 pytestmark = pytest.mark.multiprocess
@@ -314,10 +314,11 @@ def test_a_place_takes_every_segment_that_comes_and_keeps_no_descriptor():
     before = shared_memory()
     shard = RemoteShard(0, lambda index: pytest.fail("nobody connects"))
     for incarnation in (5, 6):
-        with Segment.create(256) as segment:
-            shard.take_place((os.dup(segment.descriptor),), 128, incarnation)
-            shard.weights[:] = 7
-            assert bytes(segment.view[128:]) == bytes([7]) * 128
+        descriptor, mapping = create_segment(256)
+        shard.take_place((descriptor,), 128, incarnation)
+        shard.weights[:] = 7
+        assert mapping[128:] == bytes([7]) * 128
+        mapping.close()
     shard.close()
     kept = shard.weights.copy()
     np.testing.assert_array_equal(kept, 7)

@@ -122,14 +122,14 @@ class ServedGroup:
         Raises:
             ProtocolError, ConnectionLostError: The request is invalid, or not possible now.
         """
-        if not isinstance(asked, messages.Ping):
-            self._events += 1
-            self._presence.asked(member.line, self._now)
         if isinstance(asked, messages.Ping):
             if member.started:
                 # The echo shows that a parent without an answer is alive.
                 self._pass_on(member, replace(asked, echo=True), b"")
-        elif isinstance(asked, messages.NumberedRequest):
+            return
+        self._events += 1
+        self._presence.asked(member.line, self._now)
+        if isinstance(asked, messages.NumberedRequest):
             self._request(member, asked, message)
         elif isinstance(asked, messages.Again):
             self._again(member, asked.sequence)
@@ -322,8 +322,7 @@ class ServedGroup:
             slot = member.take_place(answer.incarnation, answer.nbytes)
             self._bundle.join(member.line)
             self._away.discard(member.rank)
-            files = [slot.segment.descriptor] if slot.segment is not None else []
-            member.connection.send(header, files=files, wait=False)
+            member.connection.send(header, files=slot.files, wait=False)
         elif (
             isinstance(answer, messages.NumberedReply | messages.Refusal)
             and member.started

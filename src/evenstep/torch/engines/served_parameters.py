@@ -153,7 +153,7 @@ class ServedParameters:
             for layout, shard, parameters, gradients in zip(
                 self._layouts, self._link.shards, self._parameters, self._gradients, strict=True
             ):
-                in_place = self._waits and shard.segment is None
+                in_place = self._waits and not shard.shared
                 shard.payload = _in_place(layout, parameters) if in_place else None
                 if shard.payload is None:
                     norms += gradients.gather(parameters)

@@ -294,7 +294,7 @@ class ServerLink:
 
     def _gradients(self, shard: RemoteShard) -> list[memoryview]:
         """Return the payload of a message of gradients; empty if they are in shared memory."""
-        if shard.segment is not None:
+        if shard.shared:
             return []
         return [shard.gradients.data] if shard.payload is None else shard.payload
 

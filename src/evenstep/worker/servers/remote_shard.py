@@ -10,7 +10,7 @@ from evenstep.protocol import messages
 from evenstep.protocol.encoding import decode, encode
 from evenstep.transport.base import Connection, ConnectionLostError, Message
 from evenstep.transport.codec import close_files
-from evenstep.transport.segment import Segment
+from evenstep.transport.segment import open_segment
 
 _ERRORS = {each.__name__: each for each in (ConfigError, DisagreementError, ProtocolError)}
 
@@ -22,6 +22,7 @@ class RemoteShard:
     Attributes:
         connect: Connects to the shard of an index.
         incarnation: The worker's incarnation that has the place.
+        shared: Whether this and the server share memory.
         gradients, weights: A message each, uint8; on one host they are shared with the server.
         payload: The message of gradients in pieces, if it is not in `gradients`.
         narrow_bytes: The length of a message on a narrow wire.
@@ -33,7 +34,7 @@ class RemoteShard:
         self.index = index
         self.connect = connect
         self.connection: Connection | None = None
-        self.segment: Segment | None = None
+        self.shared = False
         self.incarnation = -1
         self.gradients = self.weights = np.empty(0, dtype=np.uint8)
         self.payload: list[memoryview] | None = None
@@ -65,13 +66,13 @@ class RemoteShard:
 
     def take_place(self, files: Sequence[int], nbytes: int, incarnation: int) -> None:
         """Use the shared memory that came with the answer, or private memory if none came."""
-        self._leave_segment()
+        self.shared = False
         self.incarnation = incarnation
         self.differences.clear()
         if files:
-            self.segment = Segment.open(files[0], 2 * nbytes)
-            # The array keeps the mapping: parameters still live in it when it is closed.
-            both = np.frombuffer(self.segment.view, dtype=np.uint8)
+            # The arrays keep the mapping: parameters still live in it after `close`.
+            both = np.frombuffer(open_segment(files[0], 2 * nbytes), dtype=np.uint8)
+            self.shared = True
         else:
             both = np.zeros(2 * nbytes, dtype=np.uint8)
         self.gradients, self.weights = both[:nbytes], both[nbytes:]
@@ -81,7 +82,7 @@ class RemoteShard:
         if self.connection is not None:
             self.connection.close()
         self.connection = None
-        self._leave_segment()
+        self.shared = False
 
     def forget(self) -> None:
         """Close, and drop all buffers, since this object may be kept for long."""
@@ -93,11 +94,6 @@ class RemoteShard:
         if self.connection is None:
             raise ConnectionLostError(f"the connection to server {self.index} was closed")
         return self.connection
-
-    def _leave_segment(self) -> None:
-        if self.segment is not None:
-            self.segment.close()
-        self.segment = None
 
 
 def raise_refusal(refusal: messages.Refusal) -> NoReturn:
