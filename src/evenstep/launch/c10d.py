@@ -16,7 +16,8 @@ reduce_scatter_single: Final[Any] = getattr(dist, "reduce_scatter_single", None)
 
 _ALL_TO_ALL: Final[Any] = getattr(dist.ProcessGroup, "all_to_all_single", None) or dist.ProcessGroup.alltoall_base
 
-_WORK_OF: Final[Any] = torch._C._distributed_c10d._create_work_from_future  # type: ignore[attr-defined]
+work_of: Final[Any] = torch._C._distributed_c10d._create_work_from_future  # type: ignore[attr-defined]
+"""The operation that ends with a future."""
 
 _PLACE: Final = re.compile(r"^\[[^]]*\.cc:\d+\] ")
 """The source location with which Gloo's errors begin."""
@@ -45,11 +46,6 @@ def completed(value: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     future: Any = torch._C.Future([])  # The base of `torch.futures.Future`, as C++ makes them.
     future.set_result(value)
     return future  # type: ignore[no-any-return]
-
-
-def work_of(future: torch.futures.Future[torch.Tensor]) -> dist.Work:
-    """Return the operation that ends with this future."""
-    return _WORK_OF(future)  # type: ignore[no-any-return]
 
 
 def of_communication(error: Exception) -> bool:

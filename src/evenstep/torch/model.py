@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from evenstep.core.errors import ConfigError
 from evenstep.launch.c10d import GradBucket, of_communication
-from evenstep.torch.engines.collective import CollectiveEngine, CommHook, Reduced
+from evenstep.torch.engines.collective import CollectiveEngine, CommHook
 from evenstep.torch.engines.engine import Engine
 from evenstep.torch.engines.summing_group import SummingGroup
 from evenstep.torch.processes.workers import Workers
@@ -268,7 +268,7 @@ class _Reduction:
     """How a DistributedDataParallel sums gradients: by its hook, which cannot be removed, or on hosts in a group."""
 
     def __init__(self, replica: DistributedDataParallel) -> None:
-        self.by: Callable[[GradBucket], Reduced] | None = None
+        self.by: Callable[[torch.Tensor, GradBucket], Any] | None = None
         """The action of the hook; None: as without it."""
         self.group: SummingGroup | None = None
         self.hook(replica)
@@ -289,7 +289,7 @@ class _Reduction:
 
         # DDP insists on these names and annotations.
         def hook(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-            return allreduce_hook(group, bucket) if self.by is None else self.by(bucket)
+            return allreduce_hook(group, bucket) if self.by is None else self.by(bucket.buffer(), bucket)
 
         try:
             DistributedDataParallel.register_comm_hook(replica, None, hook)  # `follow` has replaced the replica's own.

@@ -99,7 +99,7 @@ class SummingReplica(ElasticEngine):
     def communicate(self, model: int, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Weigh a bucket of gradients and begin its sum; the last one waits for all, as DDP reads none before."""
         self._weigh_in()
-        self._models[model].apply(bucket, buffer := bucket.buffer())
+        self._models[model].apply(buffer := bucket.buffer(), bucket)
         self._works.append(self._quorum.sum(buffer))
         if bucket.is_last():
             self.tracker.compute_ends()

@@ -19,7 +19,7 @@ from evenstep.core.activity import Doing
 from evenstep.core.errors import ConfigError, EvenstepError
 from evenstep.core.load.equal import Equal
 from evenstep.core.samples import by_samples
-from evenstep.launch.c10d import GradBucket, completed, start_sum
+from evenstep.launch.c10d import GradBucket, completed, start_sum, work_of
 from evenstep.schemes import Scheme
 from evenstep.torch.engines.direct_sum import DirectSum, SumOfTwo
 from evenstep.torch.engines.engine import Engine
@@ -27,8 +27,8 @@ from evenstep.torch.engines.left_out import LeftOut
 from evenstep.torch.engines.loss_scale import LossScale
 from evenstep.torch.engines.reports import ReportExchange
 from evenstep.torch.engines.sketches import sketches_of
-from evenstep.torch.engines.summing_group import DividedBucket, SummingGroup
-from evenstep.torch.engines.weighting import Bucket, SummedModel, UnitCount, Weights, weight_function
+from evenstep.torch.engines.summing_group import SummingGroup
+from evenstep.torch.engines.weighting import SummedModel, UnitCount, Weights, weight_function
 from evenstep.torch.processes.liveness import Liveness
 from evenstep.torch.processes.workers import Workers, gather
 from evenstep.worker.hand_outs import HandedOut
@@ -222,14 +222,12 @@ class CollectiveEngine(Engine):
         if not self.tracker.stopwatch.running:
             self.tracker.stopwatch.run()
 
-    def forward_ends(self, model: int, batch: HandedOut | None, outputs: Any, *, communicates: bool = False) -> None:
-        super().forward_ends(model, batch, outputs, communicates=communicates)
-        self._models[model].forward_ends()
-
     def _backward_begins(self, model: int, batch: HandedOut, gradient: torch.Tensor | None) -> None:
         batch.open, batch.backward = False, True
         if batch is not self.hand_outs.in_hand:
             super()._backward_begins(model, batch, gradient)
+        if self._models[model].kept:
+            self._models[model].look()
         if self.accumulates:
             self._require_all_weighed()
             if self._units is not None:
@@ -248,67 +246,82 @@ class CollectiveEngine(Engine):
     def sum_in(self, group: SummingGroup, model: int) -> None:
         """Sum the gradients of that model in this group."""
         assert self.workers.device_group is not None
-        self._models[model].group, group.sum = weakref.ref(group), partial(self._sum_bucket, model)
-        group.group = self.workers.device_group
-
-    def _sum_bucket(self, model: int, group: SummingGroup, gradients: torch.Tensor) -> Reduced:
-        """Like `communicate`, for gradients on hosts that DDP has divided."""
         own = self._models[model]
-        bucket, own.sent = DividedBucket(group, gradients, own.sent), own.sent + gradients.numel()
-        return self.communicate(model, None, bucket)
+        own.group, own.bytes = weakref.ref(group), group.bytes
+        group.group, group.sum = self.workers.device_group, partial(self.communicate, model, None)
 
-    def communicate(self, model: int, comm_hook: CommHook | None, bucket: Bucket) -> Reduced:
-        """The DDP communication hook: returns the weighted sum of a bucket's gradients over all workers."""
-        gradients, last, own = bucket.buffer(), bucket.is_last(), self._models[model]
-        if self._failure is not None:
-            return completed(gradients)
+    def communicate(
+        self, model: int, comm_hook: CommHook | None, gradients: torch.Tensor, bucket: GradBucket | None = None
+    ) -> Reduced | dist.Work:
+        """Sum a bucket's gradients over all workers, weighted.
+
+        Without `bucket` they are on hosts, and DDP has divided them by the number of workers; it takes the operation's
+        result. Of its communication hook it takes a future.
+        """
+        own = self._models[model]
+        last = own.sent + gradients.nbytes == own.bytes if bucket is None else bucket.is_last()
         try:
-            if self._units is not None or self.tracker.iteration is None:
-                self._settle_weight()
-            if last:
-                self._compute_ends(own)
-            own.apply(bucket, gradients, (1 if comm_hook is None else self.workers.count) / self._divisor)
-            if self._scale is not None and self._scale.looks:
-                self._scale.summed(gradients)
-            if self.on_host and comm_hook is None:
-                self._reduce_on_host(model, gradients, last=last)
-                return completed(gradients)
-            if comm_hook is None:
-                work = dist.all_reduce(gradients, group=self.workers.device_group, async_op=True)
-                reduced = work.get_future()
-            else:
-                reduced = comm_hook[1](comm_hook[0], cast("GradBucket", bucket))
-            if last:
-                self._overlap_report()
-                self._start_statistics(model)
+            if self._failure is None:
+                if self._units is not None or self.tracker.iteration is None:
+                    self._settle_weight()
+                if last:
+                    self._compute_ends(own)
+                own.apply(gradients, bucket, (1 if comm_hook is None else self.workers.count) / self._divisor)
+                if self._scale is not None and self._scale.looks:
+                    self._scale.summed(gradients)
+                if bucket is None:
+                    own.sent += gradients.nbytes
+                    return self._reduce_on_host(model, gradients, last=last, divided=True)
+                if self.on_host and comm_hook is None:
+                    self._reduce_on_host(model, gradients, last=last, divided=False)
+                    return completed(gradients)
+                return self._reduce_by_hook(model, comm_hook, gradients, bucket, last=last)
         except (RuntimeError, EvenstepError) as error:
             self._fail(error)
-            return completed(gradients)
+        return completed(gradients) if bucket is not None else cast("dist.Work", work_of(completed(gradients)))
+
+    def _reduce_by_hook(
+        self, model: int, comm_hook: CommHook | None, gradients: torch.Tensor, bucket: GradBucket, *, last: bool
+    ) -> Reduced:
+        if comm_hook is None:
+            work = dist.all_reduce(gradients, group=self.workers.device_group, async_op=True)
+            reduced = work.get_future()
+        else:
+            reduced = comm_hook[1](comm_hook[0], bucket)
+        if last:
+            self._overlap_report()
+            self._start_statistics(model)
         return cast("Reduced", reduced.then(lambda future: self._reduced(future, gradients, last=last)))
 
-    def _reduce_on_host(self, model: int, gradients: torch.Tensor, *, last: bool) -> None:
+    def _reduce_on_host(self, model: int, gradients: torch.Tensor, *, last: bool, divided: bool) -> dist.Work:
         """Start to sum a bucket; with the last one, wait for all, since nothing is left to overlap with.
 
         DistributedDataParallel reads no bucket before the last one, so no thread has to wake up to pass a bucket on.
+        Returns an operation with this bucket as its result: the first one on it, also if it is summed otherwise now.
         """
         assert self.workers.device_group is not None
         if not last:
-            self._sums.append(start_sum(gradients, self.workers.device_group))
-            return
-        overlaps = self._report_due and not self._blocking
-        if overlaps and not gradients.is_sparse and gradients.nbytes <= self._direct.most_bytes:
+            self._sums.append(work := start_sum(gradients, self.workers.device_group))
+            return work
+        own, overlaps = self._models[model], self._report_due and not self._blocking
+        fresh = divided and own.last_place != (place := gradients.data_ptr())
+        if fresh:
+            own.last_place, own.last_sum = place, start_sum(gradients, self.workers.device_group)
+            self._sums.append(own.last_sum)
+        elif overlaps and not gradients.is_sparse and gradients.nbytes <= self._direct.most_bytes:
             if self._exchange.work is not None:
                 self._exchange.wait()
-            self._exchange.rows = self._direct.sum(gradients, self._row)
+            self._exchange.rows, overlaps = self._direct.sum(gradients, self._row), False
         else:
             self._sums.append(self._direct.start(gradients))
-            if overlaps:
-                self._exchange.start(self._row())  # After the gradients, which all workers wait for.
+        if overlaps:
+            self._exchange.start(self._row())  # After the gradients, which all workers wait for.
         while self._sums:
             self._sums.pop(0).wait()
         if self._averages_statistics:
             self._start_statistics(model)
         self.tracker.mark(Doing.COMPUTING)
+        return own.last_sum  # type: ignore[no-any-return]
 
     def _reduced(self, future: torch.futures.Future[Any], local: torch.Tensor, *, last: bool) -> torch.Tensor:
         """The sum over all workers; the local gradients after a failure, which is kept."""

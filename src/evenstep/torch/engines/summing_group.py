@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.nn.parallel import DistributedDataParallel
 
-from evenstep.launch.c10d import GradBucket, work_of
-
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from evenstep.launch.c10d import GradBucket
 
 _HOST: Final = torch.device("cpu")
 
@@ -28,8 +28,8 @@ class SummingGroup(dist.ProcessGroup):
     Attributes:
         group: It communicates there.
         sum: It sums buckets of gradients instead, if it is set.
-        elements: The elements of all gradients.
-        parameters: The parameters of each bucket, by the elements of the buckets before it, after a look.
+        bytes: The bytes of all gradients.
+        parameters: The parameters of each bucket, by the bytes of the buckets before it, after a look.
     """
 
     @classmethod
@@ -40,7 +40,7 @@ class SummingGroup(dist.ProcessGroup):
         if any(sparse):
             return None
         names = inside._build_debug_param_to_name_mapping(parameters)
-        made = cls(group, replica, sum(each.numel() for each in parameters))
+        made = cls(group, replica, sum(each.nbytes for each in parameters))
         own, inside.process_group = inside.process_group, made
         try:
             inside._ddp_init_helper(parameters, sparse, names, inside.static_graph)
@@ -51,11 +51,11 @@ class SummingGroup(dist.ProcessGroup):
             inside._set_static_graph()
         return made
 
-    def __init__(self, group: dist.ProcessGroup, replica: DistributedDataParallel, elements: int) -> None:
+    def __init__(self, group: dist.ProcessGroup, replica: DistributedDataParallel, size: int) -> None:
         super().__init__(group.rank(), group.size())  # type: ignore[call-arg]
         self._register_backend(_HOST, dist.ProcessGroup.BackendType.GLOO, group._get_backend(_HOST))
-        self.group, self._replica, self.elements = group, ref(replica), elements
-        self.sum: Callable[[SummingGroup, torch.Tensor], torch.futures.Future[torch.Tensor]] | None = None
+        self.group, self._replica, self.bytes = group, ref(replica), size
+        self.sum: Callable[[torch.Tensor], Any] | None = None
         self.parameters: dict[int, list[torch.Tensor]] = {}
         self._rebuilt: bool | None = None
 
@@ -63,12 +63,12 @@ class SummingGroup(dist.ProcessGroup):
 
     @torch._dynamo.decorators.skip
     def allreduce(self, tensors: list[torch.Tensor], *_: Any) -> dist.Work:
-        """Sum a bucket of gradients, or what else DDP sums, of integers."""
-        if self.sum is None or not (tensors[0].is_floating_point() or tensors[0].is_complex()):
+        """Sum a bucket of gradients, or the flags of used parameters, which are integers."""
+        if self.sum is None or tensors[0].dtype is torch.int32:
             return self.group.allreduce(tensors)
         compiler = set_eval_frame(None)
         try:
-            return work_of(self.sum(self, tensors[0]))
+            return self.sum(tensors[0])  # type: ignore[no-any-return]
         finally:
             set_eval_frame(compiler)
 
@@ -83,29 +83,5 @@ class SummingGroup(dist.ProcessGroup):
         if self._rebuilt is not replica._has_rebuilt_buckets:
             self._rebuilt = replica._has_rebuilt_buckets
             buckets: list[GradBucket] = replica.reducer._get_zeros_like_grad_buckets()
-            begins = accumulate((each.buffer().numel() for each in buckets), initial=0)
+            begins = accumulate((each.buffer().nbytes for each in buckets), initial=0)
             self.parameters = {begin: each.parameters() for begin, each in zip(begins, buckets, strict=False)}
-
-
-@final
-class DividedBucket:
-    """Gradients that are divided by the number of workers already; otherwise like `dist.GradBucket`."""
-
-    def __init__(self, group: SummingGroup, gradients: torch.Tensor, before: int) -> None:
-        self._group, self._gradients, self._before = group, gradients, before
-
-    def buffer(self) -> torch.Tensor:
-        return self._gradients
-
-    def is_last(self) -> bool:
-        return self._before + self._gradients.numel() == self._group.elements
-
-    def parameters(self) -> list[torch.Tensor]:
-        """The parameters whose gradients they are, if the group has looked."""
-        return self._group.parameters[self._before]
-
-    def gradients(self) -> list[torch.Tensor]:
-        """Views of the gradients, in the order of `parameters`."""
-        parameters = self.parameters()
-        parts = torch.split(self._gradients, [each.numel() for each in parameters])
-        return [part.view_as(each) for part, each in zip(parts, parameters, strict=True)]

@@ -1,7 +1,7 @@
 """Weighs a worker's gradient by its share of the samples, even if several backwards share one synchronisation."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, Self, TypeAlias, final
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, final
 
 import torch
 import torch.distributed as dist
@@ -12,13 +12,12 @@ from evenstep.launch.c10d import GradBucket
 from evenstep.schemes import Scheme
 from evenstep.torch.engines.gradient_watch import ChangeWatch, GradientWatch
 from evenstep.torch.engines.running_statistics import RunningStatistics
-from evenstep.torch.engines.summing_group import DividedBucket, SummingGroup
 from evenstep.torch.processes.workers import Workers
 
 if TYPE_CHECKING:
     from weakref import ReferenceType
 
-Bucket: TypeAlias = GradBucket | DividedBucket
+    from evenstep.torch.engines.summing_group import SummingGroup
 
 Weights: TypeAlias = Literal["samples", "script"]
 """`samples`: as the scheme weighs gradients. `script`: all equally, for a loss that is normalised over all workers."""
@@ -66,8 +65,12 @@ class SummedModel:
         looked_at: Whether gradients at outputs were finite, by backward pass, or by None for an accumulation window.
         changes: Finds gradients that a script changes before others are added to them; None until others are.
         finite: Whether this worker's gradient counted in the last sum, a boolean on its device; None if it did.
+        kept: The gradients of a window before a batch without weight.
         group: In which DDP sums its gradients, and which refers to the engine; None if it does so by a hook.
-        sent: The elements of the buckets that the backward of the last forward pass has summed in that group.
+        bytes: Those of all gradients in that group.
+        sent: Those that the backward of the last forward pass has summed.
+        last_place: The address of the last bucket there, when it was first summed.
+        last_sum: That operation.
 
     Source: LB-BSP (arXiv 1806.02508), gradient aggregation: sum of (x_i / X) g_i. DDP itself divides by N.
     """
@@ -80,13 +83,14 @@ class SummedModel:
         self.statistics = statistics if workers.count > 1 and statistics.norms else None
         self.reduces: bool | None = None
         self.group: ReferenceType[SummingGroup] | None = None
-        self.sent = 0
+        self.bytes = self.sent = self.last_place = 0
+        self.last_sum: Any = None
         self.weight = 1.0
         self.idle = False
         self.accumulating = False
         self.finite: torch.Tensor | None = None
         self.looked_at: dict[int | None, torch.Tensor] = {}
-        self._kept: dict[torch.Tensor, torch.Tensor] = {}
+        self.kept: dict[torch.Tensor, torch.Tensor] = {}
         self.changes: ChangeWatch | None = None
         self.expected = False
         self._sums: dict[torch.Tensor, torch.Tensor] = {}
@@ -120,15 +124,11 @@ class SummedModel:
             gradients = ((parameter, parameter.grad) for parameter in self.parameters)
             self._sums = {parameter: grad.clone() for parameter, grad in gradients if grad is not None}
             if self._sums:
-                self._look()
+                self.look()
         self.expected = False
 
-    def forward_ends(self) -> None:
-        """Note that the backward may begin, of buckets that no longer change."""
-        if self._kept:
-            self._look()
-
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Before a backward, note which parameters a bucket holds."""
         if self.group is not None and (group := self.group()) is not None:
             group.look()
 
@@ -143,23 +143,23 @@ class SummedModel:
         """Set the weight of the next backward."""
         if self.idle and self.accumulating:
             for parameter in self.parameters:
-                parameter.grad = self._kept.get(parameter)
+                parameter.grad = self.kept.get(parameter)
         if self.accumulating and weight == 0:
             gradients = ((parameter, parameter.grad) for parameter in self.parameters)
-            self._kept = {parameter: grad.clone() for parameter, grad in gradients if grad is not None}
+            self.kept = {parameter: grad.clone() for parameter, grad in gradients if grad is not None}
         elif self.accumulating and self.weight not in (0, weight):
             for parameter in self.parameters:
                 if parameter.grad is not None:
                     parameter.grad.mul_(self.weight / weight)
         else:
-            self._kept = {}
+            self.kept = {}
         self.idle = weight == 0
         if not (self.idle and self.accumulating):
             self.weight = weight
 
     def set_first(self, weight: float) -> None:
         """Set the weight of the first backward of a window, whatever gradients are left of earlier ones."""
-        self._kept, self.idle, self.weight = {}, weight == 0, weight
+        self.kept, self.idle, self.weight = {}, weight == 0, weight
 
     def divide(self, total: float) -> None:
         """Divide the gradients that have accumulated."""
@@ -203,38 +203,53 @@ class SummedModel:
                 values = gradients._values() if gradients.is_sparse else gradients
                 values.masked_fill_(~finite, 0.0)
 
-    def apply(self, bucket: Bucket, buffer: torch.Tensor, scale: float = 1.0) -> None:
-        """Weigh the gradients of a bucket in place, which are its `buffer`, times `scale`."""
-        divisor = self._workers if isinstance(bucket, DividedBucket) else 1
+    def apply(self, buffer: torch.Tensor, bucket: GradBucket | None, scale: float = 1.0) -> None:
+        """Weigh the gradients of a bucket in place, which are its `buffer`, times `scale`.
+
+        Without `bucket` DDP has divided them by the number of workers.
+        """
+        divisor = self._workers if bucket is None else 1
         if self.idle:
-            self._replace(bucket, buffer, scale)
+            self._replace(buffer, bucket, scale)
         elif (factor := self.weight * scale) != 1 / divisor:
             # Without a divisor the same operation as DDP's own division, so equal sizes give the same bits either way.
             buffer.mul_(factor * divisor)
         if self.looked_at:
             self._leave_out(buffer)
         if self._sums and not buffer.is_sparse:
-            self._keep_sums(bucket, scale)
+            weight = 0.0 if self.idle else self.weight
+            for parameter, gradient in self._parts(buffer, bucket):
+                if (total := self._sums.pop(parameter, None)) is not None:
+                    gradient.add_(total, alpha=scale * (1 / self._workers - weight))
 
-    def _keep_sums(self, bucket: Bucket, scale: float) -> None:
-        weight = 0.0 if self.idle else self.weight
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            if (total := self._sums.pop(parameter, None)) is not None:
-                gradient.add_(total, alpha=scale * (1 / self._workers - weight))
-
-    def _replace(self, bucket: Bucket, buffer: torch.Tensor, scale: float) -> None:
+    def _replace(self, buffer: torch.Tensor, bucket: GradBucket | None, scale: float) -> None:
         """Replace the gradients of a backward without weight by those that had accumulated before it."""
         buffer.zero_()
-        if buffer.is_sparse:  # The bucket then holds one parameter, and has no views.
-            if any(parameter in self._kept for parameter in bucket.parameters()):
+        if not self.kept:
+            return
+        if bucket is not None and buffer.is_sparse:  # The bucket then holds one parameter, and has no views.
+            if any(parameter in self.kept for parameter in bucket.parameters()):
                 raise ConfigError(
                     "a worker without samples cannot add sparse gradients of earlier batches: use sparse=False, or one"
                     " batch in a step"
                 )
             return
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True) if self._kept else ():
-            if parameter in self._kept:
-                gradient.copy_(self._kept[parameter]).mul_(self.weight * scale)
+        for parameter, gradient in self._parts(buffer, bucket):
+            if parameter in self.kept:
+                gradient.copy_(self.kept[parameter]).mul_(self.weight * scale)
+
+    def _parts(self, buffer: torch.Tensor, bucket: GradBucket | None) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+        """The parameters of a bucket, each with the part of the buffer that is its gradient."""
+        if bucket is not None:
+            return zip(bucket.parameters(), bucket.gradients(), strict=True)
+        group = None if self.group is None else self.group()
+        if group is None or (parameters := group.parameters.get(self.sent)) is None:
+            raise ConfigError(
+                "a worker without samples keeps the gradients of earlier batches of a step, for which the model's"
+                " outputs must be tensors, or tuples, lists, dicts or dataclasses of them"
+            )
+        parts = buffer.split([each.numel() for each in parameters])  # type: ignore[no-untyped-call]
+        return ((each, part.view_as(each)) for each, part in zip(parameters, parts, strict=True))
 
 
 @final
