@@ -34,10 +34,10 @@ class SummingGroup(dist.ProcessGroup):
 
     @classmethod
     def for_reducer(cls, replica: DistributedDataParallel, group: dist.ProcessGroup) -> "SummingGroup | None":
-        """Give the replica a new reducer with such a group; None if a parameter has sparse gradients."""
+        """Give the replica a new reducer with such a group; None if parameters are complex or have sparse gradients."""
         inside: Any = replica  # Its methods have no types.
         parameters, sparse = inside._build_params_for_reducer()
-        if any(sparse):
+        if any(sparse) or any(each.is_complex() for each in parameters):
             return None
         names = inside._build_debug_param_to_name_mapping(parameters)
         made = cls(group, replica, sum(each.nbytes for each in parameters))
