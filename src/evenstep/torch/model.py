@@ -309,14 +309,14 @@ def _reduce_by(
     """Let the engine sum the replica's gradients."""
     if (reduction := _REDUCTIONS.get(replica)) is None:
         reduction = _REDUCTIONS[replica] = _Reduction(replica)
-        if comm_hook is None and engine.on_host and engine.workers.device_group is not None:
-            reduction.group = SummingGroup.for_reducer(replica, engine.workers.device_group)
-    elif comm_hook is not None and reduction.group is not None:
-        reduction.hook(replica)
-        reduction.group = None  # Its reducer keeps it.
     reduction.by = partial(engine.communicate, index, comm_hook)
-    if reduction.group is not None:
-        engine.sum_in(reduction.group, index)
+    if engine.on_host:
+        group = engine.workers.device_group if comm_hook is None else None
+        reduction.group = SummingGroup.for_reducer(replica, group)
+        if reduction.group is None:
+            reduction.hook(replica)
+        else:
+            engine.sum_in(reduction.group, index)
 
 
 def _replica(module: torch.nn.Module, workers: Workers) -> DistributedDataParallel:

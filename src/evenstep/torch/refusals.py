@@ -107,6 +107,11 @@ def _require_known_wrapper(model: torch.nn.Module, workers: Workers) -> None:
             f"the model is wrapped by {foreign}, whose gradients evenstep cannot weigh: pass the plain model, or shard"
             " it with torch.distributed.fsdp.fully_shard"
         )
+    if any(getattr(each, "gradient_as_bucket_view", False) for each in model.modules() if each is not model):
+        raise ConfigError(
+            "the model has a DistributedDataParallel with gradient_as_bucket_view=True inside, which divides the"
+            " gradients by itself: pass the DistributedDataParallel, or the model without it"
+        )
     if is_sharded(model):
         from evenstep.torch.engines.sharded import require_shardable
 

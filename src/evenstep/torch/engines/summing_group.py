@@ -33,15 +33,18 @@ class SummingGroup(dist.ProcessGroup):
     """
 
     @classmethod
-    def for_reducer(cls, replica: DistributedDataParallel, group: dist.ProcessGroup) -> "SummingGroup | None":
-        """Give the replica a new reducer with such a group; None if parameters are complex or have sparse gradients."""
+    def for_reducer(cls, replica: DistributedDataParallel, group: dist.ProcessGroup | None) -> "SummingGroup | None":
+        """Give the replica a new reducer of the parameters that are trained now, without a hook, and with such a group.
+
+        It has the replica's own group, and None is returned, if `group` is None, or parameters are complex or have
+        sparse gradients.
+        """
         inside: Any = replica  # Its methods have no types.
         parameters, sparse = inside._build_params_for_reducer()
-        if any(sparse) or any(each.is_complex() for each in parameters):
-            return None
         names = inside._build_debug_param_to_name_mapping(parameters)
-        made = cls(group, replica, sum(each.nbytes for each in parameters))
-        own, inside.process_group = inside.process_group, made
+        own, made = inside.process_group, None
+        if group is not None and not (any(sparse) or any(each.is_complex() for each in parameters)):
+            made = inside.process_group = cls(group, replica, sum(each.nbytes for each in parameters))
         try:
             inside._ddp_init_helper(parameters, sparse, names, inside.static_graph)
         finally:
@@ -49,6 +52,7 @@ class SummingGroup(dist.ProcessGroup):
         if inside.static_graph:
             inside.static_graph = False  # Otherwise it would not tell the new reducer.
             inside._set_static_graph()
+        inside._has_rebuilt_buckets = False
         return made
 
     def __init__(self, group: dist.ProcessGroup, replica: DistributedDataParallel, size: int) -> None:
