@@ -1,4 +1,4 @@
-"""One worker of `server_hosts.py` and `wire.py`: exchanges what belongs to a model that takes no time to compute."""
+"""One worker of `server_hosts.py`: exchanges what belongs to a model that takes no time to compute."""
 
 import argparse
 import json

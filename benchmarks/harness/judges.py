@@ -87,7 +87,6 @@ JUDGES = {
     ),
     "planning": (*SIZES, "core/samples"),
     "predictors": ("benchmarks/traces", "core/load/narx.py", "core/load/narx_network.py"),
-    "rate_study": ("core/sync/rate.py",),
     "report_cost": ("report/overview.py", "report/page", "report/recorded.py", "telemetry/reading.py"),
     "served_accuracy": UPDATES,
     "served_schemes": (*SIMULATED, *SERVED),
@@ -106,10 +105,6 @@ JUDGES = {
         *SIZES, *WORKERS, "examples/ddp_evenstep.py", "report/account", "worker/summary.py",
     ),
     "updates_to_target": (*SIZES, *WORKERS, "cli/demonstration/setting.py", "cli/demonstration/train.py"),
-    "wire": (
-        "benchmarks/harness/hosts_worker.py", "sim/network.py", "tensors/narrow.py", "torch/engines/averages.py",
-        "torch/engines/local.py", "torch/engines/narrow.py",
-    ),
 }  # fmt: skip
 ALL = ("",)
 """What a benchmark judges that is not named above."""
