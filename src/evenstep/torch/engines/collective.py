@@ -21,7 +21,7 @@ from evenstep.core.load.equal import Equal
 from evenstep.core.samples import by_samples
 from evenstep.launch.c10d import GradBucket, completed, start_sum, work_of
 from evenstep.schemes import Scheme
-from evenstep.torch.engines.direct_sum import DirectSum, SumOfTwo
+from evenstep.torch.engines.direct_sum import DirectSum
 from evenstep.torch.engines.engine import Engine
 from evenstep.torch.engines.left_out import LeftOut
 from evenstep.torch.engines.loss_scale import LossScale
@@ -75,7 +75,7 @@ class CollectiveEngine(Engine):
         self._alone = self.accumulates and workers.count == 1
         self._exchange = ReportExchange(workers, tracker.meter)
         self._failure: Exception | None = None
-        self._sums: list[dist.Work | SumOfTwo] = []  # Sums of buckets under way, on hosts.
+        self._sums: list[dist.Work] = []  # Sums of buckets under way, on hosts.
         self._direct = DirectSum(workers)
         self._units: UnitCount | None = None
         """The count from `weigh_by`, until the weight is set."""
@@ -303,19 +303,17 @@ class CollectiveEngine(Engine):
         if not last:
             self._sums.append(work := start_sum(gradients, self.workers.device_group))
             return work
-        own, overlaps = self._models[model], self._report_due and not self._blocking
-        fresh = divided and own.last_place != (place := gradients.data_ptr())
-        if fresh:
+        own, small = self._models[model], not gradients.is_sparse and gradients.nbytes <= self._direct.most_bytes
+        if divided and own.last_place != (place := gradients.data_ptr()):
             own.last_place, own.last_sum = place, start_sum(gradients, self.workers.device_group)
             self._sums.append(own.last_sum)
-        elif overlaps and not gradients.is_sparse and gradients.nbytes <= self._direct.most_bytes:
+            self._overlap_report()  # After the gradients, which all workers wait for.
+        elif small and self._report_due and not self._blocking:
             if self._exchange.work is not None:
                 self._exchange.wait()
-            self._exchange.rows, overlaps = self._direct.sum(gradients, self._row), False
+            self._exchange.rows = self._direct.sum(gradients, self._row)
         else:
-            self._sums.append(self._direct.start(gradients))
-        if overlaps:
-            self._exchange.start(self._row())  # After the gradients, which all workers wait for.
+            self._direct.sum_larger(gradients, self._overlap_report)
         while self._sums:
             self._sums.pop(0).wait()
         if self._averages_statistics:

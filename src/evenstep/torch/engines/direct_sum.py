@@ -42,20 +42,25 @@ class DirectSum:
         self._of_two = count == 2 and not alone and len(set(workers.hosts)) == 1
         self._received = torch.empty(0)
 
-    def start(self, tensor: torch.Tensor) -> "dist.Work | SumOfTwo":
-        """Start to sum a larger tensor, for which nothing else is left to do meanwhile.
+    def sum_larger(self, tensor: torch.Tensor, meanwhile: Callable[[], None]) -> None:
+        """Replace any tensor by the sum, and call `meanwhile` when it is on its way.
 
         Two workers on one host send it in one hop, too. Between hosts a ring adds up parts while others are on the way.
         """
         group = self._workers.device_group
         assert group is not None
         if not self._of_two or tensor.is_sparse or tensor.is_complex():
-            return start_sum(tensor, group)
+            work = start_sum(tensor, group)
+            meanwhile()
+            work.wait()
+            return
         if self._received.dtype != tensor.dtype or self._received.numel() < tensor.numel():
             self._received = torch.empty_like(tensor)
         received, rank = self._received[: tensor.numel()], self._workers.rank
-        splits = tensor.numel() * rank, tensor.numel() * (1 - rank)
-        return SumOfTwo(start_exchange(received, tensor, group, splits), tensor, received)
+        work = start_exchange(received, tensor, group, (tensor.numel() * rank, tensor.numel() * (1 - rank)))
+        meanwhile()
+        work.wait()
+        tensor.add_(received)
 
     def _sum_of_two(self, tensor: torch.Tensor, row: Callable[[], list[int]]) -> IntArray:
         own = row()
@@ -96,15 +101,3 @@ class DirectSum:
         dist.all_to_all_single(table, sent, group=group)
         tensor.copy_(sums[:, :length].reshape(-1)[: tensor.numel()])
         return table[:, words:].numpy()
-
-
-@final
-class SumOfTwo:
-    """The sum of a tensor and another, which `work` receives."""
-
-    def __init__(self, work: dist.Work, tensor: torch.Tensor, received: torch.Tensor) -> None:
-        self._work, self._tensor, self._received = work, tensor, received
-
-    def wait(self) -> None:
-        self._work.wait()
-        self._tensor.add_(self._received)

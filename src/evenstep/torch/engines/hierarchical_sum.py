@@ -1,6 +1,7 @@
 """A hierarchical sum: each host adds up its workers' vectors, and sends one vector to the other hosts."""
 
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import final
 
 import torch
@@ -52,7 +53,7 @@ class HierarchicalSum:
         Raises:
             RuntimeError: A collective failed.
         """
-        self._over_hosts(vector, self._all_reduce)
+        self._over_hosts(vector, partial(dist.all_reduce, group=self._group))
 
     def changes(self, key: Hashable, vector: torch.Tensor) -> None:
         """As `add_up`, in the narrow format, whose rounding is kept for the next sum of this key."""
@@ -73,6 +74,3 @@ class HierarchicalSum:
             between(vector)
         if self._inside is not None:
             dist.broadcast(vector, group=self._inside, group_src=0)
-
-    def _all_reduce(self, vector: torch.Tensor) -> None:
-        dist.all_reduce(vector, group=self._group)

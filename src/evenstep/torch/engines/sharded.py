@@ -119,7 +119,7 @@ def weigh_shards(module: torch.nn.Module, engine: SumsShards, index: int, worker
         # Gradients kept for a later backward would get the weight of its batch. They add up in shards instead, each
         # with the weight of its own batch.
         each.set_requires_gradient_sync = _synchronise_always  # type: ignore[method-assign]
-        _Interruptions(engine).of(each)
+        _interrupt(each, engine.tracker)
 
 
 def _synchronise_always(requires_gradient_sync: bool, *, recurse: bool = True) -> None:
@@ -217,39 +217,33 @@ class _WeightedReduceScatter:
         return work
 
 
-@final
-class _Interruptions:
-    """Stops the clock of compute while FSDP gathers a module's parameters, in forward and backward.
+def _interrupt(module: torch.nn.Module, tracker: Tracker) -> None:
+    """Stop the clock of compute while FSDP gathers this module's parameters, in forward and backward.
 
-    FSDP gathers in hooks on the module and on its outputs; these hooks run right before and right after.
+    FSDP has registered hooks for it on the module and on its outputs; these hooks run right before and right after.
     """
+    ran, gathers = False, list[torch.Tensor]()
 
-    def __init__(self, engine: SumsShards) -> None:
-        self._tracker = engine.tracker
-        self._was_running = False
-        self._outputs: list[torch.Tensor] = []
+    def begin(*_: Any) -> None:
+        nonlocal ran
+        ran = tracker.stopwatch.running
+        tracker.compute_pauses()
 
-    def of(self, module: torch.nn.Module) -> None:
-        """Register the hooks, after FSDP has registered its own."""
-        module.register_forward_pre_hook(lambda *_: self._begin(), prepend=True)
-        module.register_forward_pre_hook(lambda *_: self._end())
-        module.register_forward_hook(self._before_outputs_hooks, prepend=True)
-        module.register_forward_hook(self._after_outputs_hooks)
+    def end(*_: Any) -> None:
+        if ran:
+            tracker.stopwatch.run()
 
-    def _begin(self) -> None:
-        self._was_running = self._tracker.stopwatch.running
-        self._tracker.compute_pauses()
+    def before_hooks(_module: torch.nn.Module, _inputs: Any, outputs: Any) -> None:
+        gathers[:] = (each for each in tree_leaves(outputs) if isinstance(each, torch.Tensor) and each.requires_grad)
+        for each in gathers:
+            each.register_hook(begin)  # type: ignore[no-untyped-call]
 
-    def _end(self) -> None:
-        if self._was_running:
-            self._tracker.stopwatch.run()
+    def after_hooks(*_: Any) -> None:
+        for each in gathers:
+            each.register_hook(end)  # type: ignore[no-untyped-call]
+        gathers.clear()
 
-    def _before_outputs_hooks(self, module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
-        self._outputs = [each for each in tree_leaves(outputs) if isinstance(each, torch.Tensor) and each.requires_grad]
-        for each in self._outputs:
-            each.register_hook(lambda _: self._begin())  # type: ignore[no-untyped-call]
-
-    def _after_outputs_hooks(self, module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
-        for each in self._outputs:
-            each.register_hook(lambda _: self._end())  # type: ignore[no-untyped-call]
-        self._outputs = []
+    module.register_forward_pre_hook(begin, prepend=True)
+    module.register_forward_pre_hook(end)
+    module.register_forward_hook(before_hooks, prepend=True)
+    module.register_forward_hook(after_hooks)
