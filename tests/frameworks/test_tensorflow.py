@@ -28,6 +28,8 @@ def found(tmp_path_factory):
     jobs["fit"] = "fit", {"scheme": CHANGING}
     jobs["fit eagerly"] = "fit", {"scheme": CHANGING, "run_eagerly": True}
     jobs["odd"] = "odd", {"scheme": CHANGING}
+    (folder / "written").mkdir()
+    jobs["written"] = "written", {"folder": str(folder / "written")}
     jobs["validated by the first"] = "validated_by_first", {}
     for ignored in (False, True):
         jobs |= {
@@ -42,6 +44,25 @@ def found(tmp_path_factory):
     jobs["own loss"] = "follow_own_loss", {}
     jobs |= {"alone": ("alone", {}), "alone float64": ("alone", {"kind": "float64"}), "odd alone": ("odd", {})}
     return [*of_tensorflow.do(folder, jobs), folder]
+
+
+class Table:
+    """Has a shape without being an array, as the datasets of Hugging Face do."""
+
+    shape = (4, 1)
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, indices):
+        return {"twice": 2 * indices}
+
+
+def test_a_table_that_has_a_shape_is_asked_for_batches():
+    of_tensorflow.require()
+    from evenstep.tensorflow.source import Source
+
+    assert Source(Table()).batch(np.array([3, 1]))["twice"].tolist() == [6, 2]
 
 
 def close(first, second, within):
@@ -95,6 +116,12 @@ def test_where_one_worker_validates_the_others_know_its_metrics(found):
     assert first["history"]["val_loss"][-1] == pytest.approx(first["true"], rel=1e-5)
     assert first["rate"] == second["rate"] < 0.05
     assert close(first["weights"], second["weights"], 0.0)
+
+
+def test_one_worker_writes_the_files_that_callbacks_of_all_write(found):
+    files = sorted(each.name for each in (found[-1] / "written").iterdir())
+    assert files == ["all.weights.h5", "log.csv", "own 0.weights.h5", "own 1.weights.h5"]
+    assert len((found[-1] / "written" / "log.csv").read_text().splitlines()) == 3
 
 
 @pytest.mark.parametrize("ignored", [False, True])

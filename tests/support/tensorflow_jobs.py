@@ -129,6 +129,28 @@ def validated_by_first():
     return {**found, "true": model.evaluate(*held_out, batch_size=40, verbose=0)}
 
 
+def written(folder):
+    """A fit whose callbacks write after each batch, files of all workers and of each."""
+    model, optimizer = made(seed=1)
+    inputs, labels, _ = data()
+    model, optimizer, dataset = evenstep.tensorflow.prepare(
+        model, optimizer, (inputs, labels), "bsp", global_batch_size=GLOBAL
+    )
+    model.compile(optimizer, LOSS)
+    saving = [
+        keras.callbacks.ModelCheckpoint(f"{folder}/{name}.weights.h5", save_weights_only=True, save_freq=1)
+        for name in ("all", f"own {WORKERS.rank}")
+    ]
+    backing = keras.callbacks.BackupAndRestore(f"{folder}/backup", save_freq=1)
+    callbacks = [*saving, backing, keras.callbacks.CSVLogger(f"{folder}/log.csv")]
+    model.fit(dataset, epochs=2, verbose=0, callbacks=callbacks)
+    weights = [each.copy() for each in model.get_weights()]
+    for name in ("all", f"own {WORKERS.rank}"):
+        model.load_weights(f"{folder}/{name}.weights.h5")
+        assert all((one == other).all() for one, other in zip(weights, model.get_weights(), strict=True))
+    return {}
+
+
 def masked(ignored, alone=False):
     """A fit on words, of which a mask or a class of labels leaves some; weights, and the rate that a callback chose."""
     keras.utils.set_random_seed(1)
