@@ -40,29 +40,11 @@ def found(tmp_path_factory):
         jobs[f"changing {padded}"] = "ahead", {"scheme": CHANGING, "padded": padded, "waits": False}
     jobs["sharded"] = "sharded", {}
     jobs["as if alike"] = "sharded", {"partition": "common"}
+    jobs["table"] = "table", {}
     jobs["refused"] = "refused", {}
     jobs["own loss"] = "follow_own_loss", {}
     jobs |= {"alone": ("alone", {}), "alone float64": ("alone", {"kind": "float64"}), "odd alone": ("odd", {})}
     return [*of_tensorflow.do(folder, jobs), folder]
-
-
-class Table:
-    """Has a shape without being an array, as the datasets of Hugging Face do."""
-
-    shape = (4, 1)
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, indices):
-        return {"twice": 2 * indices}
-
-
-def test_a_table_that_has_a_shape_is_asked_for_batches():
-    of_tensorflow.require()
-    from evenstep.tensorflow.source import Source
-
-    assert Source(Table()).batch(np.array([3, 1]))["twice"].tolist() == [6, 2]
 
 
 def close(first, second, within):
@@ -118,6 +100,10 @@ def test_where_one_worker_validates_the_others_know_its_metrics(found):
     assert close(first["weights"], second["weights"], 0.0)
 
 
+def test_a_table_that_has_a_shape_is_asked_for_batches(found):
+    assert all(worker["table"] == [6, 2] for worker in found[:2])
+
+
 def test_one_worker_writes_the_files_that_callbacks_of_all_write(found):
     files = sorted(each.name for each in (found[-1] / "written").iterdir())
     assert files == ["all.weights.h5", "log.csv", "own 0.weights.h5", "own 1.weights.h5"]
@@ -151,7 +137,7 @@ def test_what_fetches_ahead_is_refused_in_one_sentence(tmp_path):
     jobs = {"fit ahead": ("fit", {"scheme": "bsp", "prefetched": True})}
     [worker] = of_tensorflow.do(tmp_path, jobs, workers=1)
     assert "ConfigError: a batch was asked for before the step on the last one: let the" in worker["fit ahead"]
-    assert "and without prefetch()" in worker["fit ahead"]
+    assert "leave out prefetch(), shuffle(), cache() and unbatch()" in worker["fit ahead"]
 
 
 def test_gradients_that_are_sparse_missing_and_of_two_dtypes(found):

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import evenstep.tensorflow
 from evenstep.schemes import Scheme
+from evenstep.tensorflow.source import Source
 from evenstep.tensorflow.workers import read_place
 from evenstep.testing.scripted import Scripted
 from support.guard import GUARD_SECONDS
@@ -127,6 +128,22 @@ def validated_by_first():
     )
     found = {"history": history.history, "rate": float(optimizer.learning_rate), "weights": model.get_weights()}
     return {**found, "true": model.evaluate(*held_out, batch_size=40, verbose=0)}
+
+
+class Table:
+    """Has a shape without being an array, as the datasets of Hugging Face do."""
+
+    shape = (4, 1)
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, indices):
+        return {"twice": 2 * indices}
+
+
+def table():
+    return Source(Table()).batch(np.array([3, 1]))["twice"].tolist()
 
 
 def written(folder):
