@@ -147,9 +147,9 @@ class LoadBalanced(Wrapper):
         if server_round > 1:
             arrays = with_types(arrays, self._arrays)
         away = self._rounds.exchange.away if self._rounds else set()
-        given = list(self.strategy.configure_train(server_round, arrays, config, grid))
-        mean = mean_work(config_of(given, config), self._mode)
-        messages = [each for each in given if each.metadata.dst_node_id not in away]
+        asked = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        mean = mean_work(config_of(asked, config), self._mode)
+        messages = [each for each in asked if each.metadata.dst_node_id not in away]
         self._round = server_round
         # Models of replies that have arrived are not kept.
         self._begun = {node: begun for node, begun in self._begun.items() if node in away}
