@@ -80,6 +80,8 @@ def test_a_script_of_mxnet_may_end_with_its_last_step(tmp_path):
 
 
 NORMALISES = """
+import sys
+
 import mxnet as mx
 from mxnet import autograd, gluon
 
@@ -96,7 +98,7 @@ for x in loader:
         loss = net(x).sum(axis=1)
     loss.backward()
     trainer.step(len(x))
-print(float(net[0].running_mean.data().mean().asscalar()))
+sys.stdout.write(f"{net[0].running_mean.data().mean().asscalar()}\\n")  # At once, and not beside the other's.
 """
 
 
