@@ -487,6 +487,35 @@ def test_without_rounds_a_client_is_told_the_rounds_worth_and_not_the_updates(lo
     assert set(seen) == {1, 2, 3, 4}
 
 
+class Changing(FedAvg):
+    """As in Flower's tutorials: the config changes in place, here in every second round."""
+
+    def configure_train(self, server_round, arrays, config, grid):
+        if server_round % 2 == 0:
+            config["lr"] *= 0.5
+            config[BATCH_SIZE] *= 2
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+@pytest.mark.parametrize("sync", [None, "ssp:bound=1", "asp"])
+def test_a_strategy_may_change_the_config_once_in_each_round(logged, sync):
+    seen = {}
+
+    def samples(message):
+        config = message.content.config_records["config"]
+        seen.setdefault(config["server-round"], []).append((config["lr"], config[BATCH_SIZE]))
+        return size_of(message)
+
+    federation = Federation(client(), SPEEDS, samples=samples)
+    wrapped = asynchronous(federation, sync, Changing()) if sync else balanced(federation, Changing())
+    started(wrapped, federation, 5)
+    mean = {1: 28, 2: 56, 3: 56, 4: 112, 5: 112}
+    for number, given in seen.items():
+        assert {rate for rate, _ in given} == {0.1 * 28 / mean[number]}
+        assert sum(size for _, size in given) == mean[number] * len(given)
+    assert set(seen) == set(mean)
+
+
 @pytest.mark.parametrize("scheme", ["lb-bsp", "ssp:bound=1"])
 def test_the_report_knows_nodes_rounds_sizes_and_staleness(scheme, tmp_path, capsys):
     """Node 12 fails once."""

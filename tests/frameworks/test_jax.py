@@ -170,7 +170,7 @@ def session_of(rows=np.arange(100.0), weights=(), **given):
 def said(call):
     try:
         call()
-    except evenstep.DisagreementError as error:
+    except evenstep.EvenstepError as error:
         return str(error)
 
 
@@ -187,6 +187,11 @@ session = session_of()
 for batch in session.epoch():
     told = said(lambda: session.mean(np.ones(2 + rank, "float32")))
     assert told.startswith("worker 1 has 'an array : float32 [3]' where worker 0 has 'an array : float32 [2]'"), told
+    everywhere = jax.sharding.NamedSharding(jax.make_mesh((2,), "d"), jax.sharding.PartitionSpec("d"))
+    spread = jax.make_array_from_process_local_data(everywhere, np.ones(1, "float32"))
+    for call in (lambda: session.mean(spread), lambda: session_of(weights=spread)):
+        told = said(call)
+        assert told.startswith("an array is spread over the devices of several processes"), told
     break
 """
 

@@ -79,6 +79,35 @@ def test_a_script_of_mxnet_may_end_with_its_last_step(tmp_path):
     assert ended.returncode == 0, ended.stderr
 
 
+NORMALISES = """
+import sys
+
+import mxnet as mx
+from mxnet import autograd, gluon
+
+import evenstep.mxnet
+
+net = gluon.nn.Sequential()
+net.add(gluon.nn.BatchNorm(in_channels=20), gluon.nn.Dense(2, in_units=20))
+net.initialize()
+trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore="dist_sync")
+loader = gluon.data.DataLoader(gluon.data.ArrayDataset(mx.nd.arange(1280).reshape((64, 20))), 4)
+trainer, loader = evenstep.mxnet.prepare(trainer, loader)
+for x in loader:
+    with autograd.record():
+        loss = net(x).sum(axis=1)
+    loss.backward()
+    trainer.step(len(x))
+sys.stdout.write(f"{net[0].running_mean.data().mean().asscalar()}\\n")  # At once, and not beside the other's.
+"""
+
+
+def test_each_worker_of_mxnet_has_statistics_of_its_own_in_batch_normalisation(tmp_path):
+    ended = run(tmp_path, "mxnet", NORMALISES, 2)
+    assert ended.returncode == 0, ended.stderr
+    assert len(set(ended.stdout.split())) == 2
+
+
 FETCHES = """
 import multiprocessing
 import sys

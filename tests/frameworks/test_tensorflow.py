@@ -28,6 +28,8 @@ def found(tmp_path_factory):
     jobs["fit"] = "fit", {"scheme": CHANGING}
     jobs["fit eagerly"] = "fit", {"scheme": CHANGING, "run_eagerly": True}
     jobs["odd"] = "odd", {"scheme": CHANGING}
+    (folder / "written").mkdir()
+    jobs["written"] = "written", {"folder": str(folder / "written")}
     jobs["validated by the first"] = "validated_by_first", {}
     for ignored in (False, True):
         jobs |= {
@@ -38,6 +40,7 @@ def found(tmp_path_factory):
         jobs[f"changing {padded}"] = "ahead", {"scheme": CHANGING, "padded": padded, "waits": False}
     jobs["sharded"] = "sharded", {}
     jobs["as if alike"] = "sharded", {"partition": "common"}
+    jobs["table"] = "table", {}
     jobs["refused"] = "refused", {}
     jobs["own loss"] = "follow_own_loss", {}
     jobs |= {"alone": ("alone", {}), "alone float64": ("alone", {"kind": "float64"}), "odd alone": ("odd", {})}
@@ -97,6 +100,16 @@ def test_where_one_worker_validates_the_others_know_its_metrics(found):
     assert close(first["weights"], second["weights"], 0.0)
 
 
+def test_a_table_that_has_a_shape_is_asked_for_batches(found):
+    assert all(worker["table"] == [6, 2] for worker in found[:2])
+
+
+def test_one_worker_writes_the_files_that_callbacks_of_all_write(found):
+    files = sorted(each.name for each in (found[-1] / "written").iterdir())
+    assert files == ["all.weights.h5", "log.csv", "own 0.weights.h5", "own 1.weights.h5"]
+    assert len((found[-1] / "written" / "log.csv").read_text().splitlines()) == 3
+
+
 @pytest.mark.parametrize("ignored", [False, True])
 def test_a_fit_with_a_mask_behind_a_map_reaches_the_weights_of_one_process(found, ignored):
     for worker in found[:2]:
@@ -124,7 +137,7 @@ def test_what_fetches_ahead_is_refused_in_one_sentence(tmp_path):
     jobs = {"fit ahead": ("fit", {"scheme": "bsp", "prefetched": True})}
     [worker] = of_tensorflow.do(tmp_path, jobs, workers=1)
     assert "ConfigError: a batch was asked for before the step on the last one: let the" in worker["fit ahead"]
-    assert "and without prefetch()" in worker["fit ahead"]
+    assert "leave out prefetch(), shuffle(), cache() and unbatch()" in worker["fit ahead"]
 
 
 def test_gradients_that_are_sparse_missing_and_of_two_dtypes(found):

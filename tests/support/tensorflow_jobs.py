@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import evenstep.tensorflow
 from evenstep.schemes import Scheme
+from evenstep.tensorflow.source import Source
 from evenstep.tensorflow.workers import read_place
 from evenstep.testing.scripted import Scripted
 from support.guard import GUARD_SECONDS
@@ -127,6 +128,44 @@ def validated_by_first():
     )
     found = {"history": history.history, "rate": float(optimizer.learning_rate), "weights": model.get_weights()}
     return {**found, "true": model.evaluate(*held_out, batch_size=40, verbose=0)}
+
+
+class Table:
+    """Has a shape without being an array, as the datasets of Hugging Face do."""
+
+    shape = (4, 1)
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, indices):
+        return {"twice": 2 * indices}
+
+
+def table():
+    return Source(Table()).batch(np.array([3, 1]))["twice"].tolist()
+
+
+def written(folder):
+    """A fit whose callbacks write after each batch, files of all workers and of each."""
+    model, optimizer = made(seed=1)
+    inputs, labels, _ = data()
+    model, optimizer, dataset = evenstep.tensorflow.prepare(
+        model, optimizer, (inputs, labels), "bsp", global_batch_size=GLOBAL
+    )
+    model.compile(optimizer, LOSS)
+    saving = [
+        keras.callbacks.ModelCheckpoint(f"{folder}/{name}.weights.h5", save_weights_only=True, save_freq=1)
+        for name in ("all", f"own {WORKERS.rank}")
+    ]
+    backing = keras.callbacks.BackupAndRestore(f"{folder}/backup", save_freq=1)
+    callbacks = [*saving, backing, keras.callbacks.CSVLogger(f"{folder}/log.csv")]
+    model.fit(dataset, epochs=2, verbose=0, callbacks=callbacks)
+    weights = [each.copy() for each in model.get_weights()]
+    for name in ("all", f"own {WORKERS.rank}"):
+        model.load_weights(f"{folder}/{name}.weights.h5")
+        assert all((one == other).all() for one, other in zip(weights, model.get_weights(), strict=True))
+    return {}
 
 
 def masked(ignored, alone=False):

@@ -325,6 +325,24 @@ def say_that_it_is_a_mean(run):
     return {**of(trainer), "losses": []}
 
 
+def bert(run, **options):
+    """A model that takes `num_items_in_batch` for its loss, which is a mean over the batch all the same."""
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    still = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0, "num_labels": 3}
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=WORDS, **sizes, **still))
+    trainer = run.trainer(model=model.double(), rows=classes(), **options)
+    assert trainer.model_accepts_loss_kwargs
+    return trainer
+
+
+def say_that_a_model_returns_a_mean(run):
+    trainer = bert(run)
+    trainer.model_accepts_loss_kwargs = False
+    trainer.train()
+    return {**of(trainer), "losses": []}
+
+
 # The life of a trainer.
 
 
@@ -417,6 +435,7 @@ EXACT = (
     give_a_loss,
     pass_the_loss_on,
     say_that_it_is_a_mean,
+    say_that_a_model_returns_a_mean,
     attach_later,
     train_twice,
     evaluate_and_schedule,
@@ -436,6 +455,14 @@ ROUNDED = {count_tokens_in_float32: 1e-7}
 
 def say_nothing_of_ones_own_loss(run):
     return run.trained(partial(averaging, scaled=None))
+
+
+def say_nothing_of_a_models_mean(run):
+    bert(run).train()
+
+
+def return_a_mean_for_a_sum(run):
+    run.trained(compute_loss_func=lambda outputs, labels, **_: outputs.logits.mean())
 
 
 def say_that_a_divided_loss_is_a_mean(run):
@@ -493,6 +520,8 @@ MISTAKES = {
     ask_for_whole_batches_of_given_sizes: "whole_batches=True does not go with batch_sizes",
     compare_completions: "compares several completions of a prompt",
     say_nothing_of_ones_own_loss: "set loss_is_scaled_for_ga = False",
+    say_nothing_of_a_models_mean: "set trainer.model_accepts_loss_kwargs = False",
+    return_a_mean_for_a_sum: "let a compute_loss_func divide their sum",
     say_that_a_divided_loss_is_a_mean: "set loss_is_scaled_for_ga = False",
     balance_by_lengths: "so give every worker the same sampler",
     stream: "evenstep.ShardedDataset",

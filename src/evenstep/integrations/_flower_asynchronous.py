@@ -169,6 +169,7 @@ class _FlowerRun:
         self._wrapper, self._strategy, self._clock = wrapper, wrapper.strategy, wrapper.clock
         self._arrays, self._config, self._grid = arrays, config, grid
         self._exchange = Exchange(grid, wrapper.clock, wrapper.sleep)
+        self._round, self._before = 1, ConfigRecord({**config})
         messages = list(self._strategy.configure_train(1, arrays, config, grid))
         if not messages:
             raise ConfigError("the strategy trains on no node: give it a fraction_train above 0")
@@ -288,7 +289,7 @@ class _FlowerRun:
             self._events.counted(each.node, each.stale, each.behind)
             messages.append(message)
         if self._content is None:  # Strategies with momentum store the current model here.
-            list(self._strategy.configure_train(version, self._arrays, self._config, self._listed))
+            self._configured(self._round)
         arrays, metrics = self._strategy.aggregate_train(version, of_one_form(messages))
         self._events.updated(len(update) * self._samples)
         stale = ", ".join(f"{each.node} ({each.stale} behind)" for each in update)
@@ -303,9 +304,7 @@ class _FlowerRun:
     def _send(self, nodes: tuple[int, ...]) -> None:
         if self._content is None:
             # Clients schedule their rates by round, and `num_rounds` counts rounds, not updates.
-            number = int(self._rounds.progress + 1e-6) + 1
-            given = self._strategy.configure_train(number, self._arrays, self._config, self._listed)
-            self._content = next(iter(given)).content
+            self._content = self._configured(int(self._rounds.progress + 1e-6) + 1)
         messages = [Message(self._content, node, MessageType.TRAIN) for node in nodes]
         for node in nodes:
             self._base[node] = self._arrays
@@ -315,6 +314,14 @@ class _FlowerRun:
         for node in set(nodes) - set(sent.values()):
             _log.warning("the SuperLink did not take the message for node %d", node)
             self._leave(node, "could not be sent a message")
+
+    def _configured(self, number: int) -> RecordDict:
+        """The strategy's records for a node in this round; those that change the config in place do so once a round."""
+        if number > self._round:
+            self._round, self._before, config = number, ConfigRecord({**self._config}), self._config
+        else:
+            config = ConfigRecord({**self._before})
+        return next(iter(self._strategy.configure_train(number, self._arrays, config, self._listed))).content
 
     def _evaluate_up_to(self, number: int) -> None:
         if self._evaluate is None or number <= self._evaluated:

@@ -5,7 +5,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import numpy as np
@@ -34,6 +34,12 @@ _MOST_EXAMPLES: Final = 2**53
 """Above this limit, weights are not exact, and their sum may be infinite."""
 
 _log = logging.getLogger("flwr")
+
+
+def config_of(messages: Sequence[Message], config: ConfigRecord) -> ConfigRecord:
+    """The config with a batch size that the strategy sends, which may change the given one; else the given one."""
+    sent = messages[0].content.config_records.values() if messages else ()
+    return next((each for each in sent if BATCH_SIZE in each), config)
 
 
 def mean_work(config: ConfigRecord, mode: Mode) -> Work:

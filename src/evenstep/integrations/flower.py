@@ -33,6 +33,7 @@ from evenstep.integrations._flower_records import (
     SECONDS,
     STATISTICS,
     STEPS,
+    config_of,
     mean_work,
     measured,
     of_one_form,
@@ -143,15 +144,12 @@ class LoadBalanced(Wrapper):
                 "patience and run_dir need the rounds of LoadBalanced.start: let LoadBalanced wrap the other strategy,"
                 " not the other way round"
             )
-        mean = mean_work(config, self._mode)
         if server_round > 1:
             arrays = with_types(arrays, self._arrays)
         away = self._rounds.exchange.away if self._rounds else set()
-        messages = [
-            message
-            for message in self.strategy.configure_train(server_round, arrays, config, grid)
-            if message.metadata.dst_node_id not in away
-        ]
+        asked = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        mean = mean_work(config_of(asked, config), self._mode)
+        messages = [each for each in asked if each.metadata.dst_node_id not in away]
         self._round = server_round
         # Models of replies that have arrived are not kept.
         self._begun = {node: begun for node, begun in self._begun.items() if node in away}

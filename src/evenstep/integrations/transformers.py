@@ -4,6 +4,7 @@ from evenstep.integrations.transformers import EvenstepTrainer, attach
 """
 
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Self, final
 
@@ -39,6 +40,7 @@ class EvenstepTrainer(transformers.Trainer):
     _evenstep: dict[str, Any]
     _averages: bool
     _scaled = False
+    _divisor: torch.Tensor | None = None
     _trained: EvenLoader | None = None
 
     def __init__(self, *args: Any, evenstep: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
@@ -77,8 +79,11 @@ class EvenstepTrainer(transformers.Trainer):
                     break
             counted, items = super().get_batch_samples(iter(batches), len(batches), device)
             found = _places([*zip(counted, parts, strict=True)], num_batches), items
-        self._scaled = False
-        return found
+        self._scaled, (given, items) = False, found
+        if isinstance(items, torch.Tensor):  # Autograd then knows whether a loss is divided by it.
+            self._divisor = items.detach().requires_grad_(items.is_floating_point())
+            items = self._divisor.clone()
+        return given, items
 
     def training_step(self, model: torch.nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Like `Trainer`'s, also for a place in a step that has several batches, or none."""
@@ -128,8 +133,8 @@ class EvenstepTrainer(transformers.Trainer):
         self._scaled = True
         return int(super().get_tp_size())
 
-    def require_known_scale(self) -> None:
-        """Called before each backward: refuse a loss whose divisor cannot be known."""
+    def require_known_scale(self, loss: torch.Tensor) -> None:
+        """Called before each backward: refuse a loss whose divisor cannot be known, or is not the one it was given."""
         scaled, self._scaled = self._scaled, False
         own = bool(self.loss_is_scaled_for_ga) and self._averages
         if scaled if not self.divides_by_all else not (scaled or own):
@@ -139,6 +144,14 @@ class EvenstepTrainer(transformers.Trainer):
                 " Trainer.compute_loss, or batches have no labels: set loss_is_scaled_for_ga = False on the trainer for"
                 " a mean, or True (with average_tokens_across_devices) for a loss that is divided and multiplied by"
                 f" the number of processes ({_PAGE})"
+            )
+        if scaled and not own and self._divisor is not None and not _depends(loss, self._divisor):
+            raise ConfigError(
+                f"the loss of {type(self.model).__name__} does not depend on the num_items_in_batch that it is given,"
+                " and Trainer takes it for a sum that was divided by this: for a mean over the samples of a batch set"
+                " trainer.model_accepts_loss_kwargs = False before train(), for a mean over tokens let a"
+                " compute_loss_func divide their sum by num_items_in_batch, and set loss_is_scaled_for_ga = True where"
+                f" a loss is divided by its item() ({_PAGE})"
             )
 
     def of_whole_steps(self, loss: torch.Tensor) -> torch.Tensor:
@@ -226,6 +239,19 @@ def _places(batches: list[tuple[Any, float]], places: int) -> list[_Place]:
     return [*(_Place([each]) for each in batches[:alone]), *none, _Place(batches[alone:])]
 
 
+def _depends(loss: torch.Tensor, leaf: torch.Tensor) -> bool:
+    """True if autograd computed the loss from this leaf; the divisor of a loss is close to it in the graph."""
+    ahead, seen = deque([loss.grad_fn]), set[Any]()
+    while ahead:
+        if (node := ahead.popleft()) is None or node in seen:
+            continue
+        if getattr(node, "variable", None) is leaf:
+            return True
+        seen.add(node)
+        ahead.extend(before for before, _ in node.next_functions)
+    return False
+
+
 _LOOK_INTO_BATCHES: Final = ("compute_loss", "training_step", "get_batch_samples", "floating_point_ops")
 """Methods that may read batches or communicate; overridden ones expect equal numbers of batches on all workers."""
 
@@ -256,6 +282,6 @@ class _Accelerator(Accelerator):
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         if self.num_processes > 1:
-            self._trainer.require_known_scale()
+            self._trainer.require_known_scale(loss)
             loss = self._trainer.of_whole_steps(loss)
         super().backward(loss, **kwargs)

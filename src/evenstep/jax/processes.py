@@ -103,7 +103,12 @@ class Processes:
 
 
 def dtype_of(leaf: Any) -> Any:
-    """The dtype of a number or an array; a ConfigError if the leaf is neither."""
+    """The dtype of a number or an array; a ConfigError if the leaf is neither, or is not of this process alone."""
+    if not getattr(leaf, "is_fully_addressable", True):
+        raise ConfigError(
+            "an array is spread over the devices of several processes, each of which is a worker with a batch of its"
+            " own: keep weights and batches on jax.local_devices(), and let session.mean exchange gradients"
+        )
     try:
         return jax.typeof(leaf).dtype
     except (TypeError, OverflowError):

@@ -102,7 +102,7 @@ class Loader(BalancedLoader):
         self._workers = workers
         replicas = Replicas(
             workers.rows.gather.records,
-            lambda: sketches_of({each.name: each.data().asnumpy() for each in trainer._params}),
+            lambda: sketches_of({each.name: each.data().asnumpy() for each in _trained(trainer)}),
         )
         ahead = Ahead(partial(_batch, loader), partial(_begin, loader) if loader._num_workers else None)
         self._batches = ShareBatches(balancer, ahead, f"the step on the last one: {_NO_STEP}", _LOOP, replicas=replicas)
@@ -137,7 +137,7 @@ class Loader(BalancedLoader):
                     f"this batch has {len(share.indices)} samples and the trainer was told to step on {batch_size}:"
                     " give step the samples of the batch, as in step(len(labels)), or 1 if the loss is a mean"
                 )
-            gradients = [each.list_grad()[0] for each in self._trainer._params if each.grad_req != "null"]
+            gradients = [each.list_grad()[0] for each in _trained(self._trainer)]
             finite = all(bool(mx.nd.all_finite(each).asscalar()) for each in gradients)  # This waits for the gradients.
             share = self._batches.report(finite=finite)
             # Divided here: all must divide alike, and a batch of one sample does not show whether the loss is a mean.
@@ -190,7 +190,7 @@ def _refuse_clipping(trainer: Any) -> None:
 
     @functools.wraps(clip)
     def clipping(arrays: Any, *arguments: Any, **options: Any) -> Any:
-        gradients = {id(each) for one in trainer._params if one.grad_req != "null" for each in one.list_grad()}
+        gradients = {id(each) for one in _trained(trainer) for each in one.list_grad()}
         if not gradients.isdisjoint(map(id, arrays)):
             raise ConfigError(
                 "clip_global_norm would clip this worker's gradient before those of all workers are summed in step:"
@@ -201,6 +201,11 @@ def _refuse_clipping(trainer: Any) -> None:
     for module in list(sys.modules.values()):
         if getattr(module, "__dict__", {}).get("clip_global_norm") is clip:
             module.__dict__["clip_global_norm"] = clipping
+
+
+def _trained(trainer: Any) -> list[Any]:
+    """The trainer's parameters without BatchNorm's statistics and frozen ones."""
+    return [each for each in trainer._params if each.grad_req != "null"]
 
 
 def _arrays(states: Any) -> list[Any]:

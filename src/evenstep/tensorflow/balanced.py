@@ -18,7 +18,10 @@ from evenstep.worker.api.share import Share
 from evenstep.worker.api.share_batches import ShareBatches, refused
 from evenstep.worker.replicas import Replicas
 
-_NO_STEP: Final = "let the optimizer step once for each batch, with optimizer.apply_gradients or optimizer.apply"
+_NO_STEP: Final = (
+    "let the optimizer step once for each batch, with optimizer.apply_gradients or optimizer.apply, and leave out"
+    " prefetch(), shuffle(), cache() and unbatch()"
+)
 
 PREPARED: Final = "_evenstep_prepared"
 
@@ -60,7 +63,7 @@ class Balanced:
             leaves=tf.nest.flatten,
             build=tf.nest.pack_sequence_as,
         )
-        before = f"the step on the last one: {_NO_STEP}, and without prefetch()"
+        before = f"the step on the last one: {_NO_STEP}"
         loop = partial(refused, tf.keras.optimizers.Optimizer, "apply", _refusal) if workers.count > 1 else nullcontext
         self._batches = ShareBatches(balancer, ahead, before, loop, replicas=replicas)
         self._epoch: Iterator[Share] = iter(())

@@ -2,6 +2,8 @@
 
 import functools
 import inspect
+import os
+import socket
 from typing import Any, Final, final
 
 import tensorflow as tf
@@ -11,6 +13,13 @@ from evenstep.tensorflow.balanced import Balanced, BalancedDataset
 from evenstep.tensorflow.workers import Peers
 
 _NO_MEANS: Final = ("sum", "mean_with_sample_weight", "none", None)  # The gradient of a vector is that of its sum.
+
+_FILES: Final = {
+    tf.keras.callbacks.ModelCheckpoint: "filepath",
+    tf.keras.callbacks.BackupAndRestore: "backup_dir",
+    tf.keras.callbacks.CSVLogger: "filename",
+}
+"""The callbacks that write a file, and the names of its path."""
 
 
 def guard(model: Any, optimizer: Any, workers: Peers, balanced: Balanced, dataset: BalancedDataset) -> None:
@@ -53,6 +62,7 @@ def guard(model: Any, optimizer: Any, workers: Peers, balanced: Balanced, datase
             )
         _require_prepared(model, optimizer)
         # For any x: map() and others make another dataset from the prepared one.
+        _write_once(given.get("callbacks"), workers)
         given["callbacks"] = [averaged, given.get("callbacks") or []]
         return fitted(*bound.args, **bound.kwargs)
 
@@ -67,6 +77,26 @@ def guard(model: Any, optimizer: Any, workers: Peers, balanced: Balanced, datase
     model.compile, model.fit = compile, fit
     if type(model).compute_loss is tf.keras.Model.compute_loss:  # A script's own may count differently.
         model.compute_loss = compute_loss
+
+
+def _write_once(callbacks: Any, workers: Peers) -> None:
+    """Let one worker of a host write a file that several would write at the same time."""
+    host = socket.gethostname()
+    writing = [
+        (each, f"{host}:{os.path.abspath(getattr(each, name))}")
+        for each in tf.nest.flatten(getattr(callbacks, "callbacks", callbacks))
+        for kind, name in _FILES.items()
+        if isinstance(each, kind)
+    ]
+    records = workers.rows.gather.records({"paths": [path for _, path in writing]})
+    before = {path for record in records[: workers.rank] for path in record["paths"]}
+    for each, path in writing:
+        if path not in before:
+            continue
+        if isinstance(each, tf.keras.callbacks.CSVLogger):
+            each.filename = os.devnull
+        else:
+            each._save_model, each.delete_checkpoint = lambda *_, **__: None, False
 
 
 def _unmasked(loss: Any, labels: Any, outputs: Any) -> Any:

@@ -34,9 +34,9 @@ class Source:
             raise ConfigError(
                 f"a PyDataset has batches, and no samples that can be asked for by their indices: {_WANTED}"
             )
-        # A tensor takes no arrays of indices.
+        # A tensor takes no arrays of indices; a table that has a shape, such as one of Hugging Face, does.
         self._data = tf.nest.map_structure(
-            lambda each: np.asarray(each) if hasattr(each, "shape") else each, _tuples(data)
+            lambda each: np.asarray(each) if hasattr(each, "__array__") else each, _tuples(data)
         )
         self.length = length_of(tf.nest.flatten(self._data))
 
