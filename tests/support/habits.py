@@ -5,6 +5,7 @@ Without evenstep one process trains on the global batch, in plain torch (`alone`
 """
 
 import math
+import pickle
 import warnings
 from contextlib import nullcontext
 
@@ -482,6 +483,17 @@ def a_static_graph(run, prepare):
     return weights(model)
 
 
+def pickle_ones_own_ddp(run, prepare):
+    """With the gradients of an iteration, as `torch.save(model)` and `copy.deepcopy(model)` do."""
+    model, optimizer, loader = ordinary(run, lambda model, *others: prepare(distributed(model), *others))
+    for inputs, targets in batches(run, loader):
+        optimizer.zero_grad()
+        mse_loss(model(inputs), targets).backward()
+        assert weights(pickle.loads(pickle.dumps(model))) == weights(model)
+        optimizer.step()
+    return weights(model)
+
+
 class Checkpointed(torch.nn.Module):
     def __init__(self, run):
         super().__init__()
@@ -786,6 +798,7 @@ EXACT = (
     freeze_a_layer_later,
     leave_parameters_unused,
     a_static_graph,
+    pickle_ones_own_ddp,
     checkpoint_activations,
     penalise_gradients,
     compose_a_hook,
@@ -934,6 +947,12 @@ def search_along_lines(run, prepare):
     prepare(model, torch.optim.LBFGS(model.parameters()), loader_of(run))
 
 
+def ignore_a_gradient(run, prepare):
+    model = model_of(run)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["2.bias"])
+    ordinary(run, prepare, model)
+
+
 def synchronise_batch_norm_on_the_cpu(run, prepare):
     ordinary(run, prepare, torch.nn.SyncBatchNorm.convert_sync_batchnorm(torch.nn.BatchNorm1d(FEATURES)))
 
@@ -955,6 +974,7 @@ MISTAKES = {
     step_in_backward: "were not summed over the workers",
     wrap_without_init: "give prepare the optimizer that it is around",
     search_along_lines: "LBFGS calls its closure as often as this worker's own loss tells it to",
+    ignore_a_gradient: "is told not to sum the gradient of 2.bias",
     synchronise_batch_norm_on_the_cpu: "works on GPUs alone",
 }
 """Each with what the error says, on every worker and before any weight has changed."""

@@ -298,6 +298,7 @@ class _Reduction:
                 "the model has a communication hook already, which would undo evenstep's weights: do not register it,"
                 " give it as prepare(..., comm_hook=(state, hook))"
             ) from error
+        replica._comm_hooks.clear()  # A copy would copy it, which it cannot.
 
 
 _REDUCTIONS: Final[WeakKeyDictionary[DistributedDataParallel, _Reduction]] = WeakKeyDictionary()
@@ -306,7 +307,18 @@ _REDUCTIONS: Final[WeakKeyDictionary[DistributedDataParallel, _Reduction]] = Wea
 def _reduce_by(
     engine: CollectiveEngine, index: int, replica: DistributedDataParallel, comm_hook: CommHook | None
 ) -> None:
-    """Let the engine sum the replica's gradients."""
+    """Let the engine sum the replica's gradients.
+
+    Raises:
+        ConfigError: It would not sum all of them, or has a communication hook.
+    """
+    trained = (name for name, each in replica.module.named_parameters() if each.requires_grad)
+    if (left := next((name for name in trained if name in replica.parameters_to_ignore), None)) is not None:
+        raise ConfigError(
+            f"DistributedDataParallel is told not to sum the gradient of {left}, so that each worker would train it on"
+            " its own samples: freeze it, or leave it out of _ddp_params_and_buffers_to_ignore and of"
+            " delay_all_reduce_named_params"
+        )
     if (reduction := _REDUCTIONS.get(replica)) is None:
         reduction = _REDUCTIONS[replica] = _Reduction(replica)
     reduction.by = partial(engine.communicate, index, comm_hook)
