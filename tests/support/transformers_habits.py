@@ -325,15 +325,27 @@ def say_that_it_is_a_mean(run):
     return {**of(trainer), "losses": []}
 
 
-def bert(run, **options):
+def bert(run, kind=transformers.BertForSequenceClassification, rows=None, **options):
     """A model that takes `num_items_in_batch` for its loss, which is a mean over the batch all the same."""
     torch.manual_seed(1)
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    still = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0, "num_labels": 3}
-    model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=WORDS, **sizes, **still))
-    trainer = run.trainer(model=model.double(), rows=classes(), **options)
+    still = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0, "num_labels": WORDS}
+    model = kind(transformers.BertConfig(vocab_size=WORDS, **sizes, **still))
+    trainer = run.trainer(model=model.double(), rows=rows or classes(), **options)
     assert trainer.model_accepts_loss_kwargs
     return trainer
+
+
+def return_a_models_mean(run):
+    trainer = bert(run)
+    trainer.train()
+    return of(trainer)
+
+
+def return_a_models_mean_over_tokens(run):
+    trainer = bert(run, transformers.BertForTokenClassification, texts())
+    trainer.train()
+    return of(trainer)
 
 
 def say_that_a_model_returns_a_mean(run):
@@ -435,6 +447,8 @@ EXACT = (
     give_a_loss,
     pass_the_loss_on,
     say_that_it_is_a_mean,
+    return_a_models_mean,
+    return_a_models_mean_over_tokens,
     say_that_a_model_returns_a_mean,
     attach_later,
     train_twice,
@@ -455,10 +469,6 @@ ROUNDED = {count_tokens_in_float32: 1e-7}
 
 def say_nothing_of_ones_own_loss(run):
     return run.trained(partial(averaging, scaled=None))
-
-
-def say_nothing_of_a_models_mean(run):
-    bert(run).train()
 
 
 def return_a_mean_for_a_sum(run):
@@ -520,8 +530,7 @@ MISTAKES = {
     ask_for_whole_batches_of_given_sizes: "whole_batches=True does not go with batch_sizes",
     compare_completions: "compares several completions of a prompt",
     say_nothing_of_ones_own_loss: "set loss_is_scaled_for_ga = False",
-    say_nothing_of_a_models_mean: "set trainer.model_accepts_loss_kwargs = False",
-    return_a_mean_for_a_sum: "let a compute_loss_func divide their sum",
+    return_a_mean_for_a_sum: "let the model or compute_loss_func divide",
     say_that_a_divided_loss_is_a_mean: "set loss_is_scaled_for_ga = False",
     balance_by_lengths: "so give every worker the same sampler",
     stream: "evenstep.ShardedDataset",

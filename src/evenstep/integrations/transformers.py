@@ -41,6 +41,7 @@ class EvenstepTrainer(transformers.Trainer):
     _averages: bool
     _scaled = False
     _divisor: torch.Tensor | None = None
+    _returns_mean = False
     _trained: EvenLoader | None = None
 
     def __init__(self, *args: Any, evenstep: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
@@ -97,6 +98,24 @@ class EvenstepTrainer(transformers.Trainer):
             total = total + (loss if self.divides_by_all else loss * part * places)
         return total
 
+    def compute_loss(self, model: torch.nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Like `Trainer`'s; a mean that a model of Transformers returns becomes what `Trainer` takes it for.
+
+        Models such as `BertForSequenceClassification` take `num_items_in_batch` and do not use it. Their mean over the
+        labels of a batch, times these labels' part in all workers', is the sum divided by `num_items_in_batch`.
+        """
+        labels, items = inputs.get("labels"), kwargs.get("num_items_in_batch")
+        found = super().compute_loss(model, inputs, *args, **kwargs)
+        loss, *outputs = found if isinstance(found, tuple) else (found,)
+        if self._divisor is not None and loss.requires_grad:
+            own = self.loss_is_scaled_for_ga is not None or self.compute_loss_func is not None
+            known = _without_adapters(self.model).__module__.startswith("transformers.models.")
+            self._returns_mean = self._scaled and known and not own and not _depends(loss, self._divisor)
+        if self._returns_mean and labels is not None and items is not None:
+            own_items = labels.ne(-100).sum()  # None in copies of samples, whose mean is NaN.
+            loss = torch.where(own_items > 0, loss * (own_items / items.double()).to(loss.dtype), 0.0)
+        return (loss, *outputs) if outputs else loss
+
     def floating_point_ops(self, inputs: Any) -> int:
         """Like `Trainer`'s, of all batches at a place in a step."""
         if not isinstance(inputs, _Place):
@@ -148,10 +167,9 @@ class EvenstepTrainer(transformers.Trainer):
         if scaled and not own and self._divisor is not None and not _depends(loss, self._divisor):
             raise ConfigError(
                 f"the loss of {type(self.model).__name__} does not depend on the num_items_in_batch that it is given,"
-                " and Trainer takes it for a sum that was divided by this: for a mean over the samples of a batch set"
-                " trainer.model_accepts_loss_kwargs = False before train(), for a mean over tokens let a"
-                " compute_loss_func divide their sum by num_items_in_batch, and set loss_is_scaled_for_ga = True where"
-                f" a loss is divided by its item() ({_PAGE})"
+                " and Trainer takes it for a sum that was divided by this: let the model or compute_loss_func divide"
+                " by it, set trainer.model_accepts_loss_kwargs = False for a model's mean over samples, or"
+                f" loss_is_scaled_for_ga = True where a loss is divided by its item() ({_PAGE})"
             )
 
     def of_whole_steps(self, loss: torch.Tensor) -> torch.Tensor:
@@ -237,6 +255,10 @@ def _places(batches: list[tuple[Any, float]], places: int) -> list[_Place]:
     alone = min(places, len(batches)) - 1
     none = [_Place() for _ in range(places - 1 - alone)]
     return [*(_Place([each]) for each in batches[:alone]), *none, _Place(batches[alone:])]
+
+
+def _without_adapters(model: torch.nn.Module) -> torch.nn.Module:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
 
 
 def _depends(loss: torch.Tensor, leaf: torch.Tensor) -> bool:
