@@ -34,7 +34,7 @@ def require_shardable(module: torch.nn.Module, workers: Workers) -> None:
             "parts of the model are sharded by fully_shard and the whole is not: apply it to the model too"
         )
     if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
-        raise ConfigError(f"torch {torch.__version__} cannot weigh the gradients of FSDP models: use 2.8 or newer")
+        raise ConfigError(f"torch {torch.__version__} cannot weigh the gradients of FSDP models: use 2.9 or newer")
     sizes = set()
     for name, parameter in module.named_parameters():
         if isinstance(parameter, DTensor):
