@@ -76,7 +76,7 @@ def join_workers(
             dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=limit)
         if count == 1:
             return None, None
-        ranks, seconds = dist.get_process_group_ranks(process_group or dist.group.WORLD), limit.total_seconds()
+        ranks, seconds = dist.get_process_group_ranks(process_group), limit.total_seconds()
         host_group = new_group([ranks], GLOO, seconds)
         return host_group, given or (host_group if backend == GLOO else new_group([ranks], backend, seconds))
 
