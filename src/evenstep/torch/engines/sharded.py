@@ -27,14 +27,12 @@ def require_shardable(module: torch.nn.Module, workers: Workers) -> None:
     """Check that the gradients of a sharded model can be weighed.
 
     Raises:
-        ConfigError: It is not sharded by FSDP2 or HSDP over all workers, or this torch cannot weigh gradients there.
+        ConfigError: It is not sharded by FSDP2 or HSDP over all workers.
     """
     if not isinstance(module, FSDPModule):
         raise ConfigError(
             "parts of the model are sharded by fully_shard and the whole is not: apply it to the model too"
         )
-    if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
-        raise ConfigError(f"torch {torch.__version__} cannot weigh the gradients of FSDP models: use 2.8 or newer")
     sizes = set()
     for name, parameter in module.named_parameters():
         if isinstance(parameter, DTensor):
