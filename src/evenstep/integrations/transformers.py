@@ -107,7 +107,7 @@ class EvenstepTrainer(transformers.Trainer):
         labels, items = inputs.get("labels"), kwargs.get("num_items_in_batch")
         found = super().compute_loss(model, inputs, *args, **kwargs)
         loss, *outputs = found if isinstance(found, tuple) else (found,)
-        if self._divisor is not None and loss.requires_grad:
+        if self._divisor is not None and loss.requires_grad and not self._returns_mean:
             own = self.loss_is_scaled_for_ga is not None or self.compute_loss_func is not None
             known = _without_adapters(self.model).__module__.startswith("transformers.models.")
             self._returns_mean = self._scaled and known and not own and not _depends(loss, self._divisor)
