@@ -166,10 +166,7 @@ def grouped(records):
     """Grouped parameter servers (HiPC 2018): 300 % delay within 20 % of the time without, at most 2.5 points lost."""
     for delay in (300, 400):
         yield records.row(f"at {delay} % delay, progressive, trained", "at most 1.2", "<= 1.2", "stragglers.py")
-    for task in ("digits", "letters"):
-        yield records.row(
-            f"{task}: points lost to one group, progressive", "at most 2.5", "<= 2.5", "group_accuracy.py"
-        )
+    yield records.row("digits: points lost to one group, progressive", "at most 2.5", "<= 2.5", "group_accuracy.py")
 
 
 def dssp(records):

@@ -29,7 +29,7 @@ SCHEMES = ("bsp", "lb-bsp")
 def main():
     parser = record.arguments(__doc__.partition("\n")[0])
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--lengths", type=int, nargs="+", default=[80, 320], help="iterations")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[160], help="iterations")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--jax", default=str(ROOT / ".venv-jax/bin/python"), metavar="PATH", help="interpreter for JAX")
     options = parser.parse_args()

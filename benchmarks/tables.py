@@ -6,9 +6,9 @@ from harness import record
 
 ORDER = (
     "steady-4", "steady-8", "steady-16", "gpu_curves", "frameworks", "equal_workers", "overhead-small",
-    "overhead-large", "overhead-huge", "change", "load_schemes-4",
-    "load_schemes-4-virtual", "dbs_fixed_point", "updates_to_target", "planning",
-    "small_sums", "exchange", "served_schemes-4", "served_schemes-16", "server_memory",
+    "overhead-large", "overhead-huge", "change", "load_schemes",
+    "dbs_fixed_point", "updates_to_target", "planning",
+    "small_sums", "exchange", "served_schemes-4", "server_memory",
 )  # fmt: skip
 HEADINGS = ("figure", "median", "least to largest", "goal", "met")
 

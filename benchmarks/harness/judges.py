@@ -48,7 +48,6 @@ JUDGES = {
     "dbs_fixed_point": EMULATED,
     "compiling": (*SIZES, *WORKERS, "benchmarks/harness/compiled_worker.py", "jax"),
     "deciding": (*SIMULATED, "benchmarks/traces/sizes", *EXAMPLES),
-    "decisions": DECIDED,
     "dssp_table_one": (*DECIDED, *SERVED),
     "event_log": ("telemetry/events.py", "telemetry/recorder.py", "worker/iteration.py"),
     "exchange": (
@@ -72,7 +71,7 @@ JUDGES = {
     "accumulation": ("benchmarks/integrations.py", *SIZES, *WORKERS, *WRAPPERS),
     "streams": ("benchmarks/integrations.py", *SIZES, *WORKERS, "core/samples/own.py", "torch/data"),
     "integrations_parity": (*WORKERS, *WRAPPERS, "integrations/ray.py"),
-    "load_schemes": (*EMULATED, "sim"),
+    "load_schemes": EMULATED,
     "loaders": ("core/samples", "torch/data"),
     "local_steps": (
         "benchmarks/harness/local_steps_worker.py", "core/fragments.py", "tensors", "torch/engines/averages.py",
