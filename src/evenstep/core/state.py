@@ -8,6 +8,7 @@ from types import NoneType, UnionType
 from typing import Any, Final, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evenstep.core.values import State
 
@@ -94,8 +95,8 @@ def _restored(kind: Any, saved: Any) -> Any:  # noqa: ANN401 - a value of any an
         return None
     if origin is UnionType:
         return _restored(next(each for each in arguments if each is not NoneType), saved)
-    if origin is np.ndarray:
-        return np.array(saved, dtype=get_args(arguments[1])[0])
+    if origin in (np.ndarray, NDArray):  # NDArray[float64] is an ndarray[Any, dtype[float64]] before NumPy 2.5.
+        return np.array(saved, dtype=(get_args(arguments[-1]) or arguments)[0])
     if origin is list:
         return [_restored(arguments[0], each) for each in saved]
     if origin is dict:
