@@ -120,6 +120,28 @@ def predict(world):
     return {"weights": module.weights, "made": made.flatten().tolist()}
 
 
+class Unused(Module):
+    def __init__(self):
+        super().__init__()
+        self.unused = torch.nn.Linear(2, 2)
+
+
+def leave_parameters_out(world):
+    fitted(world, Unused())
+
+
+class UnusedByHand(Manual):
+    """Two backward passes, of which the first leaves the last layer's parameters out."""
+
+    def training_step(self, batch, batch_idx):
+        self.manual_backward(self.model[0](batch[0]).square().mean())
+        super().training_step(batch, batch_idx)
+
+
+def leave_parameters_out_by_hand(world):
+    fitted(world, UnusedByHand())
+
+
 class Frozen(Module):
     def __init__(self):
         super().__init__()
@@ -343,5 +365,7 @@ MISTAKES = {
     find_the_batch_size: "currently not supported with distributed strategies",
     find_the_batch_size_by_callback: "not supported with distributed strategies",
     combine_loaders: "has 2 loaders",
+    leave_parameters_out: "EvenstepStrategy(find_unused_parameters=True)",
+    leave_parameters_out_by_hand: "EvenstepStrategy(find_unused_parameters=True)",
 }
 """What Lightning itself refuses under its strategies for several workers, and what evenstep does."""

@@ -475,6 +475,18 @@ def return_a_mean_for_a_sum(run):
     run.trained(compute_loss_func=lambda outputs, labels, **_: outputs.logits.mean())
 
 
+def add_a_loss_over_samples_to_one_over_tokens(run):
+    rows = [{**row, "next_sentence_label": row["input_ids"].sum() % 2} for row in texts()]
+    bert(run, transformers.BertForPreTraining, rows).train()
+
+
+def average_over_fewer_tokens_than_have_labels(run):
+    sizes = {"embedding_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = transformers.ElectraForPreTraining(transformers.ElectraConfig(vocab_size=WORDS, **sizes))
+    rows = [{**row, "labels": row["labels"].gt(9).long(), "attention_mask": row["labels"].ge(0)} for row in texts()]
+    run.trained(model=model.double(), rows=rows)
+
+
 def say_that_a_divided_loss_is_a_mean(run):
     trainer = run.trainer()
     trainer.loss_is_scaled_for_ga = False
@@ -531,6 +543,8 @@ MISTAKES = {
     compare_completions: "compares several completions of a prompt",
     say_nothing_of_ones_own_loss: "set loss_is_scaled_for_ga = False",
     return_a_mean_for_a_sum: "let the model or compute_loss_func divide",
+    add_a_loss_over_samples_to_one_over_tokens: "the loss of BertForPreTraining does not depend",
+    average_over_fewer_tokens_than_have_labels: "the loss of ElectraForPreTraining does not depend",
     say_that_a_divided_loss_is_a_mean: "set loss_is_scaled_for_ga = False",
     balance_by_lengths: "so give every worker the same sampler",
     stream: "evenstep.ShardedDataset",

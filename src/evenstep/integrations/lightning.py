@@ -220,6 +220,14 @@ class EvenstepStrategy(DDPStrategy):
             return None
         return share.samples / int(share.sizes.sum())
 
+    def on_exception(self, exception: BaseException) -> None:
+        """Like Lightning's; for parameters without a gradient the error names this strategy, not DDPStrategy."""
+        asked = f"write strategy=EvenstepStrategy(find_unused_parameters=True) {PAGE}"
+        if "Expected to have finished reduction in the prior iteration" in str(exception):
+            exception.args = (f"a backward left parameters out: freeze what is never used, or {asked}",)
+        given = "give prepare DistributedDataParallel(model, find_unused_parameters=True)"
+        exception.args = tuple(each.replace(given, asked) if isinstance(each, str) else each for each in exception.args)
+
     def teardown(self) -> None:
         if self._session is not None:
             self._session.close()

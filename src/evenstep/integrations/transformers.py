@@ -113,7 +113,8 @@ class EvenstepTrainer(transformers.Trainer):
             self._returns_mean = self._scaled and known and not own and not _depends(loss, self._divisor)
         if self._returns_mean and labels is not None and items is not None:
             own_items = labels.ne(-100).sum()  # None in copies of samples, whose mean is NaN.
-            loss = torch.where(own_items > 0, loss * (own_items / items.double()).to(loss.dtype), 0.0)
+            if not loss.requires_grad or _is_mean_over(own_items, loss):  # Otherwise `require_known_scale` refuses it.
+                loss = torch.where(own_items > 0, loss * (own_items / items.double()).to(loss.dtype), 0.0)
         return (loss, *outputs) if outputs else loss
 
     def floating_point_ops(self, inputs: Any) -> int:
@@ -272,6 +273,22 @@ def _depends(loss: torch.Tensor, leaf: torch.Tensor) -> bool:
         seen.add(node)
         ahead.extend(before for before, _ in node.next_functions)
     return False
+
+
+def _is_mean_over(count: torch.Tensor, loss: torch.Tensor) -> bool:
+    """True if a loss is PyTorch's mean over so many targets: not a sum, nor two losses, nor over fewer targets.
+
+    A batch without targets is only copies. A compiled loss cannot be seen, and is taken for such a mean.
+    """
+    node, place = loss.grad_fn, loss.output_nr
+    while node is not None and node.name() in ("MulBackward0", "ToCopyBackward0", "_DDPSinkBackward"):
+        node, place = node.next_functions[place]
+    if count == 0 or (node is not None and node.name() == "CompiledFunctionBackward"):
+        return True
+    if getattr(node, "_saved_reduction", None) != 1:
+        return False
+    weight = getattr(node, "_saved_total_weight", None)  # Of targets that are not ignored.
+    return bool(count == (node._saved_self.numel() if weight is None else weight))  # type: ignore[union-attr]
 
 
 _LOOK_INTO_BATCHES: Final = ("compute_loss", "training_step", "get_batch_samples", "floating_point_ops")
