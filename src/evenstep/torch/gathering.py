@@ -18,11 +18,13 @@ from evenstep.torch.processes.liveness import explaining
 from evenstep.torch.processes.workers import gather, rows_of_all
 
 _GATHERS: Final = ("all_gather", "all_gather_into_tensor")
+_OF_BUFFERS: Final = "_broadcast_coalesced"
+"""Called by DistributedDataParallel in the first forward pass of a step, which all workers have."""
 _COLLECTIVES: Final = (
     *_GATHERS,
     *("all_gather_object", "all_reduce", "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object"),
     *("reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list"),
-    "_broadcast_coalesced",  # For buffers, in a forward pass of DistributedDataParallel.
+    _OF_BUFFERS,
 )
 """Collectives that a step may wait in. evenstep's own use separate groups."""
 
@@ -126,7 +128,8 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
         if any(group in (each.workers.host_group, each.workers.device_group) for each in engines):
             return function(*args, **kwargs)
         for engine in engines:
-            engine.require_common_place()
+            if function.__name__ != _OF_BUFFERS:
+                engine.require_common_place()
             if function.__name__ in _GATHERS:
                 _require_alike(engine, signature(function).bind_partial(*args, **kwargs).arguments)
         if kwargs.get("async_op") or threading.current_thread() is not threading.main_thread():
