@@ -82,6 +82,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     from torch.distributed.run import get_args_parser
 
     parser = _FullParser(prog="evenstep run", description="", example=_EXAMPLE, parents=(get_args_parser(),))
+    if parser.get_default("master_port") == 29500:
+        parser.set_defaults(master_port=None)  # PyTorch 2.11 names one, where two runs on a host need two.
     _add_options(parser)
     options = parser.parse(arguments)
     if options.resume is not None:
