@@ -138,42 +138,6 @@ def test_time_that_others_take_whatever_the_size_is_not_surely_gained():
     assert held >= 18
 
 
-@pytest.mark.parametrize(("period", "fixed"), [(10, 0), (10, 2), (100, 2)])
-def test_a_quota_that_makes_times_follow_sizes_otherwise_is_within_the_interval(period, fixed):
-    held = 0
-    for seed in range(20):
-        sizes, compute = under_quota(period, fixed, seed)
-        _, equal = under_quota(period, fixed, 1000 + seed, balanced=False)
-        took, would = ((each.max(axis=1) + QUOTA_COMM).sum() for each in (compute, equal))
-        interval = account_of(meetings_of(sizes, compute / 1000, comm=QUOTA_COMM / 1000)).gain.speed_up
-        held += interval.low <= would / took <= interval.high
-    assert held >= 16
-
-
-QUOTA_COMM = 4
-
-
-def under_quota(period, fixed, seed, *, balanced=True, iterations=120):
-    """Sizes and milliseconds of two workers, of which the second has a core for a third of each period."""
-    generator, quota, now, left = np.random.default_rng(seed), period / 3, 0.0, period / 3
-    sizes, compute, paces = np.full((iterations, 2), BATCH / 2), np.empty((iterations, 2)), None
-    for number in range(iterations):
-        if balanced and number >= START:
-            first = round(BATCH * paces[1] / paces.sum())
-            sizes[number] = first, BATCH - first
-        plain, cpu = generator.lognormal(0.0, 0.1, 2) * (sizes[number] / 8 + [1, fixed])
-        done = now
-        while cpu > left:
-            cpu, done, left = cpu - left, (done // period + 1) * period, quota
-        done, left = done + cpu, left - cpu
-        compute[number] = plain, done - now
-        now += compute[number].max() + QUOTA_COMM
-        left = left if now // period == done // period else quota  # It rests while it waits.
-        pace = compute[number] / sizes[number]
-        paces = pace if number < START else paces * (pace / paces) ** 0.3
-    return sizes, compute
-
-
 def test_the_short_last_slices_of_epochs_count_and_tell_of_the_fixed_part():
     totals = [BATCH] * 9 + [BATCH // 3]
     run = made(constant(), fixed=0.4, noise=0.02, totals=totals * 6)

@@ -15,7 +15,6 @@ _AT_ONCE: Final = 4096  # Iterations taken in one step, which bounds its memory.
 _LEVELS: Final = 40  # Quantiles of the elasticities, each of which gets as many draws.
 _DRAWS: Final = 10 * _LEVELS  # 20 of them lie outside of the interval.
 _FAR: Final = 3.0  # Times the iteration before: slowness is seldom that sudden, and compiling takes seconds.
-_QUIET: Final = 0.06  # Times of a device that nothing disturbs vary by no more.
 _COLUMNS: Final = 5  # Of an iteration as a whole.
 
 
@@ -52,10 +51,6 @@ class Gain:
     The interval is a percentile bootstrap: each draw has elasticities drawn by their likelihood, and resampled blocks
     of consecutive iterations. The first iteration of the run, which only warms up, is in all draws.
 
-    What makes times vary, such as a quota of a core, may follow the size otherwise than the elasticity says, which only
-    equal sizes would show. So each draw also raises the factor from a worker's time to that for an equal share to a
-    power, which differs from 1 by as much as the worker's noise, without that of a device that nothing disturbs.
-
     Attributes:
         elasticity: The relation of the workers' times to their sizes.
     """
@@ -79,20 +74,15 @@ class Gain:
     @property
     def speed_up(self) -> Interval:
         """The time that the run would have taken with equal sizes over the time that it took."""
-        follows = self.elasticity
-        levels = follows.quantiles((np.arange(_LEVELS) + 0.5) / _LEVELS)
-        disturbed = np.sqrt(np.maximum(follows.noise**2 - _QUIET**2, 0.0)) * (not follows.proportional)
-        return self._speed_up(levels, np.random.default_rng(0).standard_normal(levels.shape) * disturbed)
+        return self._speed_up(self.elasticity.quantiles((np.arange(_LEVELS) + 0.5) / _LEVELS))
 
     @property
     def speed_up_if_known(self) -> Interval:
         """The same if the elasticities were known; the remaining interval becomes narrower in a longer run."""
-        levels = self.elasticity.medians[np.newaxis]
-        return self._speed_up(levels, np.zeros_like(levels))
+        return self._speed_up(self.elasticity.medians[np.newaxis])
 
-    def _speed_up(self, levels: FloatArray, exponents: FloatArray) -> Interval:
-        draws = [(each, adds, bent) for each, bent in zip(levels, exponents, strict=True) for adds in (0.0, 1.0)]
-        equal = np.array([self._in_blocks(self._with_equal(*each)[0]) for each in draws])
+    def _speed_up(self, levels: FloatArray) -> Interval:
+        equal = np.array([self._in_blocks(self._with_equal(each, adds)[0]) for each in levels for adds in (0.0, 1.0)])
         seconds = self._in_blocks(self._kept[0])
         times = _resampled(len(seconds))
         drawn = (times * equal[np.arange(_DRAWS) % len(equal)]).sum(axis=1) / (times @ seconds)
@@ -136,23 +126,18 @@ class Gain:
         _, seconds, sizes = self._kept[_COLUMNS:].reshape(3, self._workers, -1)
         return np.asarray(seconds / _relative(elasticities, sizes))
 
-    def _with_equal(
-        self, elasticities: FloatArray, adds: float = 0.5, exponents: FloatArray | None = None
-    ) -> tuple[FloatArray, FloatArray]:
+    def _with_equal(self, elasticities: FloatArray, adds: float = 0.5) -> tuple[FloatArray, FloatArray]:
         """The seconds of each iteration with equal sizes, and all workers' waiting in it.
 
-        The part `adds`, 0 to 1, of what takes a worker far above its median pace does not depend on its size. The
-        factor to the time of an equal share is raised to 1 and each worker's exponent.
+        The part `adds`, 0 to 1, of what takes a worker far above its median pace does not depend on its size.
         """
         _, rest, _, passes, size = self._kept[:_COLUMNS]
         paces, sizes = self._paces(elasticities), self._kept[-self._workers :]
         median = np.median(paces, axis=1, keepdims=True)
         # Within 1.5 times the median, times vary by themselves.
         excess = adds * np.where(paces > 1.5 * median, paces - median, 0.0)
-        equal, measured = _relative(elasticities, size), _relative(elasticities, sizes)
-        own = (paces * equal + excess * (measured - equal)) * passes
-        if exponents is not None:
-            own *= (equal / measured) ** exponents[:, np.newaxis]
+        equal = _relative(elasticities, size)
+        own = (paces * equal + excess * (_relative(elasticities, sizes) - equal)) * passes
         own += self._kept[_COLUMNS : _COLUMNS + self._workers]
         longest = own.max(axis=0)
         return rest + longest, (longest - own).sum(axis=0)
