@@ -26,6 +26,7 @@ Each figure is the part of the ideal: tokens per second, without padding, over t
 """
 
 import ast
+import gc
 import sys
 import sysconfig
 import time
@@ -204,6 +205,7 @@ class _Texts:
 
 def _run(name, rank, texts, speed, speeds, seed):
     """The part of the ideal over the measured iterations."""
+    gc.collect()  # A collection over all runs before takes as long as an iteration, and came within the same few.
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
