@@ -47,18 +47,17 @@ SCHEMES = (*REFERENCES, DEFAULT, "dbs")
 
 def main():
     parser = record.arguments(__doc__)
-    parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=list(REGIMES))
     options = parser.parse_args()
     measured = _trained(options)
     done = record.publish(
         "load_schemes",
         f"Load schemes, {WORKERS} workers",
         options,
-        figures=[each for regime in options.regimes for each in _figures(regime, measured.rows[regime])],
-        tables=[_table(regime, measured.rows[regime]) for regime in options.regimes],
+        figures=[each for regime in REGIMES for each in _figures(regime, measured.rows[regime])],
+        tables=[_table(regime, measured.rows[regime]) for regime in REGIMES],
         config={
             "workers": WORKERS,
-            "regimes": {regime: REGIMES[regime] for regime in options.regimes},
+            "regimes": REGIMES,
             "speeds_in_persistent": SPEEDS,
             "episodes": {**EPISODES, "share_of_iterations": _duty()},
             "global_batch_size": BATCH,
@@ -125,9 +124,9 @@ class Measured:
 
 
 def _trained(options):
-    repetitions = 1 if options.quick else max(REPETITIONS[regime] for regime in options.regimes)
+    repetitions = 1 if options.quick else max(REPETITIONS.values())
     variants, about = [], {}
-    for repetition, regime in itertools.product(range(repetitions), options.regimes):
+    for repetition, regime in itertools.product(range(repetitions), REGIMES):
         if repetition >= REPETITIONS[regime]:
             continue
         iterations = 2 * EPOCH if options.quick else ITERATIONS[regime]
@@ -160,7 +159,7 @@ def _trained(options):
     for variant, of_variant in raw.items():
         by_scheme[variant.split("/", 1)[1]] += of_variant
     overrun = record.overruns(by_scheme)
-    rows = {regime: {} for regime in options.regimes}
+    rows = {regime: {} for regime in REGIMES}
     for variant, of_variant in raw.items():
         regime, name = variant.split("/", 1)
         rows[regime][name] = [

@@ -997,8 +997,7 @@ def look_at_sizes_after_resuming(run, stop_after):
 def accumulate(run, habit, accumulation):
     """A script that accumulates batches of the loader's own size and divides its loss by their number."""
     model = model_of(run)
-    if habit == "steps where it synchronises":
-        model.register_buffer("scale", torch.ones(1))  # DistributedDataParallel broadcasts it.
+    model.register_buffer("scale", torch.ones(1))  # DistributedDataParallel broadcasts it.
     optimizer = optimizer_of(run, model)
     loader = DataLoader(TensorDataset(*data(run)), batch_size=run.batch_size, shuffle=True)
     model, optimizer, loader = evenstep.prepare(
