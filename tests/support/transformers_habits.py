@@ -116,7 +116,8 @@ class Run:
 
 def of(trainer):
     """The weights, and the losses that were logged, which are added up in float32."""
-    losses = [each["loss"] for each in trainer.state.log_history if "loss" in each]
+    names = ("loss", "train_loss")
+    losses = [each[name] for each in trainer.state.log_history for name in names if name in each]
     return {"weights": weights(trainer.model), "losses": losses}
 
 

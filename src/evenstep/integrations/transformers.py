@@ -117,6 +117,11 @@ class EvenstepTrainer(transformers.Trainer):
                 loss = torch.where(own_items > 0, loss * (own_items / items.double()).to(loss.dtype), 0.0)
         return (loss, *outputs) if outputs else loss
 
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        """Like `Trainer`'s, which takes a worker's own part of the steps since the last log for the mean over workers."""
+        self._tr_loss = trainers.nested_gather(self._tr_loss, self.args.parallel_mode).mean()
+        return super()._finalize_training(*args, **kwargs)
+
     def floating_point_ops(self, inputs: Any) -> int:
         """Like `Trainer`'s, of all batches at a place in a step."""
         if not isinstance(inputs, _Place):
