@@ -118,7 +118,7 @@ class EvenstepTrainer(transformers.Trainer):
         return (loss, *outputs) if outputs else loss
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        """Like `Trainer`'s, which takes a worker's own part of the steps since the last log for the mean over workers."""
+        """Like `Trainer`'s, whose last loss is a worker's own part of it, not the mean over workers."""
         self._tr_loss = trainers.nested_gather(self._tr_loss, self.args.parallel_mode).mean()
         return super()._finalize_training(*args, **kwargs)
 
