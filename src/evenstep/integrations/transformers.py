@@ -43,6 +43,7 @@ class EvenstepTrainer(transformers.Trainer):
     _divisor: torch.Tensor | None = None
     _returns_mean = False
     _trained: EvenLoader | None = None
+    _tr_loss: torch.Tensor
 
     def __init__(self, *args: Any, evenstep: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         self._evenstep = dict(evenstep or {})
